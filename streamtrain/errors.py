@@ -1,0 +1,112 @@
+"""Every error that streamtrain raises on purpose, and the exit code that each ends the process with.
+
+StreamtrainError                 70  internal: should not happen, report it
+├── ConfigError                  78  the configuration is wrong; says file:line:column where it can
+│   └── ModelError               78  the user's model function raises or does not return a keras.Model
+├── DependencyError              69  something outside is missing, unreachable or set up in a way that cannot work
+│   ├── MongoError               69  MongoDB: unreachable, not a replica set, a missing collection
+│   ├── KafkaError               69  Kafka: unreachable, a topic with another shape, a missing ACL
+│   ├── AuthenticationError      69  wrong credentials: never retried
+│   ├── PermissionMissingError   69  the credentials are right but a privilege is missing
+│   └── PortInUseError           69  an address to listen on is taken
+├── SourceError                  70  the change stream cannot go on as it is
+│   ├── HistoryLostError         70  the position is older than what the server keeps
+│   ├── InvalidatedError         70  the watched collection was dropped or renamed
+│   └── ForeignPositionError     78  the stored position belongs to another cluster or pipeline
+├── FencedError                  70  a newer daemon has taken over (lease epoch or Kafka producer epoch)
+├── ContinuityError              70  a record is missing or repeated inside a partition (header `n`)
+├── OffsetError                  70  a partition's log starts after, or ends before, what a job has learned
+├── ArtifactError                70  a checkpoint artifact is missing or does not match its checksum
+└── WorkerError                  70  a worker failed, or did not answer within its deadline
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_USAGE = 2
+EXIT_DEPENDENCY = 69
+EXIT_INTERNAL = 70
+EXIT_CONFIG = 78
+EXIT_INTERRUPTED = 130
+
+
+class StreamtrainError(Exception):
+    """Base of all errors; `hint` says what to do about it, and is shown under the message."""
+
+    exit_code = EXIT_INTERNAL
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class ConfigError(StreamtrainError):
+    exit_code = EXIT_CONFIG
+
+
+class ModelError(ConfigError):
+    pass
+
+
+class DependencyError(StreamtrainError):
+    exit_code = EXIT_DEPENDENCY
+
+
+class MongoError(DependencyError):
+    pass
+
+
+class KafkaError(DependencyError):
+    pass
+
+
+class AuthenticationError(DependencyError):
+    pass
+
+
+class PermissionMissingError(DependencyError):
+    pass
+
+
+class PortInUseError(DependencyError):
+    pass
+
+
+class SourceError(StreamtrainError):
+    pass
+
+
+class HistoryLostError(SourceError):
+    pass
+
+
+class InvalidatedError(SourceError):
+    pass
+
+
+class ForeignPositionError(SourceError):
+    exit_code = EXIT_CONFIG
+
+
+class FencedError(StreamtrainError):
+    pass
+
+
+class ContinuityError(StreamtrainError):
+    pass
+
+
+class OffsetError(StreamtrainError):
+    pass
+
+
+class ArtifactError(StreamtrainError):
+    pass
+
+
+class WorkerError(StreamtrainError):
+    pass

@@ -1,0 +1,3 @@
+"""Every Prometheus metric of the project, once, with its help text. Units are in the names."""
+
+from __future__ import annotations

@@ -1,0 +1,354 @@
+"""The shared vocabulary: frozen values that stages hand to each other, and the ports through which
+control reaches the other stages. Nothing here does I/O."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, Literal, Protocol
+
+# --------------------------------------------------------------------------- schema
+
+
+class DType(StrEnum):
+    """What a field becomes in memory. A `datetime` is int64 milliseconds UTC, a `string` stays a string."""
+
+    FLOAT32 = "float32"
+    FLOAT64 = "float64"
+    INT32 = "int32"
+    INT64 = "int64"
+    BOOL = "bool"
+    STRING = "string"
+    DATETIME = "datetime"
+
+
+class Task(StrEnum):
+    REGRESSION = "regression"
+    CLASSIFICATION = "classification"
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """One input of the model.
+
+    field: dotted path into the document. length: number of elements of a fixed-length vector, None for a
+    scalar. encoding: how a vector is stored (`list` of numbers, or little-endian float32 `binary`).
+    missing: what replaces an absent, null or non-finite value; None sends such a document to the
+    dead-letter topic. buckets: hash a string into this many integers before the model sees it.
+    """
+
+    field: str
+    dtype: DType
+    length: int | None = None
+    encoding: Literal["list", "binary"] = "list"
+    missing: float | int | bool | str | None = None
+    buckets: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Label:
+    """What the model predicts. classes: number of classes of a classification (labels are 0..classes-1)."""
+
+    field: str
+    dtype: DType
+    task: Task
+    classes: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What is read from a document. A document is labelled once all its label fields are present."""
+
+    features: tuple[Feature, ...]
+    labels: tuple[Label, ...]
+
+    def fingerprint(self) -> str:
+        """sha256 of the schema's canonical JSON: equal exactly when two schemas decode alike."""
+        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+# --------------------------------------------------------------------------- source
+
+
+class Operation(StrEnum):
+    """What a change event did; the value is the one-letter form of the record header `op`."""
+
+    INSERT = "i"
+    UPDATE = "u"
+    REPLACE = "r"
+    DELETE = "d"
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeEvent:
+    """A change of one document, as raw BSON slices of the wire bytes: nothing is re-encoded.
+
+    token: raw BSON of the event's `_id`. document: raw BSON, or None (a delete, or an update whose
+    document could not be found). document_key: raw BSON of `documentKey`. cluster_time: BSON timestamp
+    as `seconds << 32 | increment`. wall_time_ms: UTC, None before MongoDB 6.0.
+    """
+
+    token: bytes
+    operation: Operation
+    namespace: str
+    document_key: bytes
+    document: bytes | None
+    cluster_time: int
+    wall_time_ms: int | None
+
+
+class PositionKind(StrEnum):
+    EVENT = "event"
+    POST_BATCH = "post-batch"
+    INVALIDATE = "invalidate"
+    START = "start"  # a fresh stream: no token yet, only the cluster time it starts at
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """How far a source's change stream has been published (DESIGN 6).
+
+    counts: records published so far, per partition; so the next record of partition p carries `n ==
+    counts[p]`. token is raw BSON, empty only for START. last_token: raw BSON of the last event that was
+    published, empty if none was. cluster and pipeline are identities: a position of another cluster or
+    another pipeline must never be resumed from.
+    """
+
+    stream: str
+    kind: PositionKind
+    token: bytes
+    cluster_time: int
+    last_token: bytes
+    counts: tuple[int, ...]
+    cluster: str
+    pipeline: str
+    namespaces: tuple[str, ...]
+    publisher_epoch: int
+    topic_epoch: int = 0
+
+
+# --------------------------------------------------------------------------- window
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetRange:
+    """Offsets `begin <= o < end` of one partition. It may hold fewer records: commit markers take offsets."""
+
+    topic: str
+    epoch: int
+    partition: int
+    begin: int
+    end: int
+
+    @property
+    def span(self) -> int:
+        return max(0, self.end - self.begin)
+
+
+@dataclass(frozen=True, slots=True)
+class Learned:
+    """Through where a partition has been learned: the next offset to read, and the `n` it will carry."""
+
+    offset: int
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionFrontier:
+    """One partition as Kafka shows it: log start, last stable offset, and records ever published
+    (None while that is not known, which is never the same as 0)."""
+
+    begin: int
+    end: int
+    published: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Frontier:
+    """What a topic holds now. as_of: clock seconds."""
+
+    topic: str
+    epoch: int
+    partitions: tuple[PartitionFrontier, ...]
+    as_of: float
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """The rolling window as offset ranges, one per partition in order of partition."""
+
+    ranges: tuple[OffsetRange, ...]
+
+    @property
+    def begins(self) -> tuple[int, ...]:
+        return tuple(r.begin for r in self.ranges)
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What is agreed before a round starts (DESIGN idea 4).
+
+    number: counts from 0 within the lineage. fresh: the ranges to learn, one per partition. window_begins:
+    rows below these offsets leave the memory before replay is drawn. replay: rows to replay per partition,
+    drawn with `seed`. batch_size: global rows per step, over all ranks. scored: whether its rows count for
+    prequential scores (a retrain learns again what was scored before, so its rounds do not).
+    """
+
+    number: int
+    fresh: tuple[OffsetRange, ...]
+    window_begins: tuple[int, ...]
+    replay: tuple[int, ...]
+    seed: int
+    batch_size: int
+    scored: bool = True
+
+
+# --------------------------------------------------------------------------- reports, manifests
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Sums over scored rows of one label, mergeable by addition: divide by `weight` at the end.
+
+    loss: weighted sum of per-row losses. sums: per metric the weighted sum that its value is computed
+    from (`absolute_error`, `squared_error`, `correct`, ...). positives, negatives: histograms of the
+    predicted score of class 1 (binary classification), for AUC.
+    """
+
+    rows: int = 0
+    weight: float = 0.0
+    loss: float = 0.0
+    sums: Mapping[str, float] = field(default_factory=dict)
+    positives: tuple[float, ...] = ()
+    negatives: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RoundCounts:
+    """What became of the records of a round; the sum of the first five is the number of records read."""
+
+    learned: int = 0  # labelled versions that entered the fresh path
+    waiting: int = 0  # versions without their label
+    deletes: int = 0
+    dead_letters: int = 0
+    skipped: int = 0  # an update whose document was gone when it was looked up
+    replayed: int = 0
+    late_labels: int = 0  # of `learned`: the document had been waiting for its label
+
+
+@dataclass(frozen=True, slots=True)
+class RoundReport:
+    """What a generation did in a round. A rank reports its own partitions in `learned`, `counts`,
+    `dead_letter_reasons` and `freshness_ms`; `steps` and `scores` are the same on every rank.
+
+    freshness_ms: counts per bucket of `FRESHNESS_BUCKETS_MS` of (gradient applied - wall time of the
+    write). timings: seconds by stage (`read`, `decode`, `memory`, `step`, `total`).
+    """
+
+    round: int
+    learned: Mapping[int, Learned]
+    counts: RoundCounts
+    steps: int
+    scores: Mapping[str, Scores]
+    dead_letter_reasons: Mapping[str, int]
+    freshness_ms: tuple[int, ...]
+    timings: Mapping[str, float]
+    memory_rows: int = 0
+    memory_bytes: int = 0
+
+
+# Upper bounds, in milliseconds, of the freshness histogram: about 12 % apart; a last bucket holds the rest.
+FRESHNESS_BUCKETS_MS: tuple[float, ...] = tuple(round(1.122**i, 3) for i in range(130))
+
+
+@dataclass(frozen=True, slots=True)
+class ArtifactRef:
+    """A file in the artifact store. sha256 in hex, bytes is its size."""
+
+    name: str
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The only truth of what was learned (DESIGN idea 6): an immutable document.
+
+    id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
+    counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
+    (`state`: weights and optimizer, `keras`: the `.keras` file).
+    """
+
+    id: str
+    job: str
+    lineage: str
+    sequence: int
+    parent: str | None
+    epoch: int
+    generation: int
+    created_ms: int
+    topic: str
+    topic_epoch: int
+    learned: tuple[Learned, ...]
+    window_begins: tuple[int, ...]
+    rounds: int
+    steps: int
+    rows_learned: int
+    counts: RoundCounts
+    scores: Mapping[str, Scores]
+    artifacts: Mapping[str, ArtifactRef]
+    schema_fingerprint: str
+    model_fingerprint: str
+    worker_state: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Workers granted to a job: how many, of which kind."""
+
+    workers: int
+    accelerator: Literal["cpu", "gpu"] = "cpu"
+
+
+# --------------------------------------------------------------------------- ports
+
+
+class OffsetsPort(Protocol):
+    """A source's topic as control sees it (`window/offsets.py`)."""
+
+    async def frontier(self) -> Frontier: ...
+
+    async def window_begins(self, duration_s: float, max_records: int) -> tuple[int, ...]:
+        """The first offset inside the window, per partition."""
+
+    async def locate(self, offsets: Sequence[int]) -> tuple[Learned, ...]:
+        """For each partition's offset the `n` of the first record at or after it, so that a job can start
+        there: the published count where there is none."""
+
+    async def changed(self) -> None:
+        """Returns once there are more published records than at the last `frontier()`."""
+
+
+class ManifestPort(Protocol):
+    """Manifests and each job's head (`registry/store.py`). Writes raise FencedError past their epoch."""
+
+    async def head(self, job: str) -> Manifest | None: ...
+
+    async def commit(self, manifest: Manifest, *, epoch: int) -> None: ...
+
+    async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
+        """Removes all but the newest `keep` manifests and their artifacts; returns the removed ids."""
+
+
+class LeasePort(Protocol):
+    """The deployment's single-writer lease (`control/lease.py`)."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def held(self) -> bool:
+        """Whether this process may publish and commit now, by its own monotonic clock."""
