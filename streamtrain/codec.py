@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from functools import cache
 from typing import Any, TypeVar
@@ -13,20 +13,20 @@ T = TypeVar("T")
 
 
 @cache
-def _adapter(kind: Hashable) -> TypeAdapter[Any]:
+def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
 
 
 def to_document(value: Any) -> dict[str, Any]:
     """A document of plain BSON types; mapping keys become strings, tuples lists, enums their values."""
-    document = _plain(_adapter(type(value)).dump_python(value))
+    document = _plain(_adapter(type(value)).dump_python(value))  # type: ignore[arg-type]
     assert isinstance(document, dict)
     return document
 
 
 def from_document(kind: type[T], document: Mapping[str, Any]) -> T:
     """The dataclass that `to_document` was given. Raises pydantic.ValidationError when it does not fit."""
-    result: T = _adapter(kind).validate_python(document)
+    result: T = _adapter(kind).validate_python(document)  # type: ignore[arg-type]
     return result
 
 
