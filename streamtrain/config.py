@@ -5,7 +5,17 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, SecretStr, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from streamtrain import types
 
@@ -36,6 +46,35 @@ Size = Annotated[int, BeforeValidator(lambda v: v if isinstance(v, int) else par
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
+def _servers(value: str) -> str:
+    servers = [server.strip() for server in value.split(",") if server.strip()]
+    for server in servers:
+        if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/@\[\]]+):\d{1,5}", server):
+            raise ValueError(f"{server!r} is not host:port")
+    if not servers:
+        raise ValueError("names no broker")
+    return ",".join(servers)
+
+
+def _exact(value: str) -> str:
+    """A name that MongoDB compares byte by byte: white space around it would silently match nothing."""
+    if value != value.strip():
+        raise ValueError(f"{value!r} has white space around it, and MongoDB would look for exactly that")
+    return value
+
+
+def _mongo_uri(value: SecretStr) -> SecretStr:
+    # The value itself must not be in the message: it may hold a password.
+    if not re.match(r"^mongodb(\+srv)?://\S+$", value.get_secret_value()):
+        raise ValueError("not a MongoDB URI: it begins with mongodb:// or mongodb+srv:// and holds no white space")
+    return value
+
+
+Servers = Annotated[str, AfterValidator(_servers)]
+ExactName = Annotated[str, Field(min_length=1), AfterValidator(_exact)]
+MongoUri = Annotated[SecretStr, AfterValidator(_mongo_uri)]
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,9 +88,19 @@ class Security(Section):
     password: SecretStr | None = None
     cafile: str | None = None
 
+    @model_validator(mode="after")
+    def _complete(self) -> Security:
+        needed = {"mechanism": self.mechanism, "username": self.username, "password": self.password}
+        missing = [name for name, value in needed.items() if value is None]
+        if self.protocol.startswith("SASL") and missing:
+            raise ValueError(f"protocol {self.protocol} needs {', '.join(missing)} too")
+        if not self.protocol.startswith("SASL") and len(missing) < len(needed):
+            raise ValueError(f"protocol {self.protocol} would send no credentials: SASL_SSL or SASL_PLAINTEXT does")
+        return self
+
 
 class Kafka(Section):
-    bootstrap_servers: str = Field(description="host:port of one or more brokers, comma separated")
+    bootstrap_servers: Servers = Field(description="host:port of one or more brokers, comma separated")
     security: Security = Security()
     topic_prefix: str = Field("streamtrain", pattern=r"^[a-zA-Z0-9._-]{1,100}$")
     replication_factor: int = Field(-1, description="of topics that streamtrain creates; -1: the broker's default")
@@ -62,7 +111,7 @@ class Kafka(Section):
 class State(Section):
     """Where manifests, checkpoints and the lease live."""
 
-    uri: SecretStr | None = Field(None, description="default: the first source's cluster")
+    uri: MongoUri | None = Field(None, description="default: the first source's cluster")
     database: str = "streamtrain"
     artifacts: str = Field("gridfs", description="gridfs, or a directory")
 
@@ -70,6 +119,13 @@ class State(Section):
 class Admin(Section):
     listen: str = Field("127.0.0.1:8470", pattern=r"^[^:]+:\d+$|^\[[0-9a-f:]+\]:\d+$")
     token: SecretStr | None = Field(None, description="bearer token for everything that changes state")
+
+
+class Log(Section):
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    format: Literal["auto", "console", "json"] = Field(
+        "auto", description="auto: console on a terminal, else JSON lines"
+    )
 
 
 class Pool(Section):
@@ -81,9 +137,9 @@ class Source(Section):
     """A collection that is followed; one change stream and one topic."""
 
     name: Name
-    uri: SecretStr
-    database: str = Field(min_length=1)
-    collection: str = Field(min_length=1)
+    uri: MongoUri
+    database: ExactName
+    collection: ExactName
     full_document: Literal["auto", "updateLookup", "whenAvailable", "required"] = "auto"
     partitions: int = Field(24, ge=1, le=10_000)
     prefetch: Size = Field(32 * 1024**2, description="bytes of events held between MongoDB and Kafka")
@@ -156,17 +212,29 @@ class Settings(Section):
     kafka: Kafka
     state: State = State()
     admin: Admin = Admin()
+    log: Log = Log()
     pool: Pool = Pool()
     sources: tuple[Source, ...] = Field(min_length=1)
     jobs: tuple[Job, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _references(self) -> Settings:
-        names = {source.name for source in self.sources}
-        for job in self.jobs:
-            if job.source not in names:
-                raise ValueError(f"job {job.name!r} names the source {job.source!r}, which is not defined")
-        for kind, found in (("source", [s.name for s in self.sources]), ("job", [j.name for j in self.jobs])):
-            if len(set(found)) != len(found):
-                raise ValueError(f"two {kind}s have the same name")
+        errors = []
+        sources = {source.name for source in self.sources}
+        for at, job in enumerate(self.jobs):
+            if job.source not in sources:
+                errors.append(_located(("jobs", at, "source"), f"there is no source {job.source!r}", job.source))
+        for section, named in (("sources", self.sources), ("jobs", self.jobs)):
+            seen: set[str] = set()
+            for at, item in enumerate(named):
+                if item.name in seen:
+                    errors.append(_located((section, at, "name"), f"two {section} are called {item.name!r}", item.name))
+                seen.add(item.name)
+        if errors:
+            raise ValidationError.from_exception_data("Settings", errors)
         return self
+
+
+def _located(path: tuple[str | int, ...], message: str, value: object) -> InitErrorDetails:
+    """An error at a place inside the settings, so that the file's line can be shown."""
+    return InitErrorDetails(type=PydanticCustomError("reference", message), loc=path, input=value)

@@ -2,6 +2,7 @@
 
 StreamtrainError                 70  internal: should not happen, report it
 ├── ConfigError                  78  the configuration is wrong; says file:line:column where it can
+│   ├── SettingsError            78  problems of the settings file, all at once, each with its place
 │   └── ModelError               78  the user's model function raises or does not return a keras.Model
 ├── DependencyError              69  something outside is missing, unreachable or set up in a way that cannot work
 │   ├── MongoError               69  MongoDB: unreachable, not a replica set, a missing collection
@@ -21,6 +22,8 @@ StreamtrainError                 70  internal: should not happen, report it
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
 
 EXIT_OK = 0
 EXIT_USAGE = 2
@@ -46,6 +49,14 @@ class StreamtrainError(Exception):
 
 class ConfigError(StreamtrainError):
     exit_code = EXIT_CONFIG
+
+
+class SettingsError(ConfigError):
+    """problems: one mapping each of `place` (file:line:column, or where else the value came from) and `message`."""
+
+    def __init__(self, message: str, *, problems: Sequence[Mapping[str, str]], hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.problems = tuple(problems)
 
 
 class ModelError(ConfigError):
