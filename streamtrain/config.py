@@ -224,12 +224,11 @@ class Settings(Section):
         for at, job in enumerate(self.jobs):
             if job.source not in sources:
                 errors.append(_located(("jobs", at, "source"), f"there is no source {job.source!r}", job.source))
-        for section, named in (("sources", self.sources), ("jobs", self.jobs)):
-            seen: set[str] = set()
-            for at, item in enumerate(named):
-                if item.name in seen:
-                    errors.append(_located((section, at, "name"), f"two {section} are called {item.name!r}", item.name))
-                seen.add(item.name)
+        named = (("sources", [s.name for s in self.sources]), ("jobs", [j.name for j in self.jobs]))
+        for section, names in named:
+            for at, name in enumerate(names):
+                if name in names[:at]:
+                    errors.append(_located((section, at, "name"), f"two {section} are called {name!r}", name))
         if errors:
             raise ValidationError.from_exception_data("Settings", errors)
         return self
