@@ -1,5 +1,4 @@
-"""The shared vocabulary: frozen values that stages hand to each other, and the ports through which
-control reaches the other stages. Nothing here does I/O."""
+"""The shared vocabulary: frozen values that stages hand to each other. Nothing here does I/O."""
 
 from __future__ import annotations
 
@@ -8,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple
 
 # --------------------------------------------------------------------------- schema
 
@@ -83,9 +82,9 @@ class Operation(StrEnum):
     DELETE = "d"
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeEvent:
-    """A change of one document, as raw BSON slices of the wire bytes: nothing is re-encoded.
+class ChangeEvent(NamedTuple):
+    """A change of one document, as raw BSON slices of the wire bytes: nothing is re-encoded. A tuple rather
+    than a dataclass: made once per event.
 
     token: raw BSON of the event's `_id`. document: raw BSON, or None (a delete, or an update whose
     document could not be found). document_key: raw BSON of `documentKey`. cluster_time: BSON timestamp
@@ -131,6 +130,17 @@ class Position:
     topic_epoch: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What one committed transaction of a publisher added. partition_ends: of the partitions that it wrote
+    to, the offset after the last record, and the records ever published there."""
+
+    partition_ends: Mapping[int, tuple[int, int]]
+    records: int
+    bytes: int
+    position: Position
+
+
 # --------------------------------------------------------------------------- window
 
 
@@ -169,12 +179,43 @@ class PartitionFrontier:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What a topic holds now. as_of: clock seconds."""
+    """What a topic holds now. as_of: monotonic clock seconds. version: grows whenever something was published."""
 
     topic: str
     epoch: int
     partitions: tuple[PartitionFrontier, ...]
     as_of: float
+    version: int = 0
+
+    def backlog(self, learned: Sequence[Learned]) -> int | None:
+        """Records published and not learned: exact, or None while one count is missing or contradicts
+        what was learned."""
+        total = 0
+        for partition, place in zip(self.partitions, learned, strict=True):
+            if partition.published is None or partition.published < place.count:
+                return None
+            total += partition.published - place.count
+        return total
+
+
+class RetentionState(StrEnum):
+    OK = "ok"
+    NEAR = "near"  # what is untrained will soon be older than the topic keeps
+    LOST = "lost"  # the log starts after what was learned: records are gone untrained
+    AHEAD = "ahead"  # the log ends before what was learned: a re-created topic, or an unclean leader election
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How far Kafka's retention is from what a job has not learned yet.
+
+    partitions: those the state speaks of. headroom_s: seconds until the oldest untrained record expires,
+    None when nothing is untrained or its age is not known.
+    """
+
+    state: RetentionState
+    partitions: tuple[int, ...] = ()
+    headroom_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +246,48 @@ class Round:
     seed: int
     batch_size: int
     scored: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlanSettings:
+    """What a job says about its rounds (`round` of the config). seed: of the job."""
+
+    max_wait_s: float
+    max_records: int
+    batch_size: int
+    replay_ratio: float
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class PlanRequest:
+    """All that the planner may look at. number: of the round to cut. planned: where the last planned round
+    ends; its counts may be estimates. waiting_since: when the oldest unplanned record was first seen, None
+    without one; the same monotonic clock as now."""
+
+    number: int
+    planned: tuple[Learned, ...]
+    frontier: Frontier
+    window_begins: tuple[int, ...]
+    settings: PlanSettings
+    waiting_since: float | None
+    now: float
+    scored: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A round, and where planning goes on after it."""
+
+    round: Round
+    planned: tuple[Learned, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """No round yet. until: monotonic seconds; None: until more is published."""
+
+    until: float | None
 
 
 # --------------------------------------------------------------------------- reports, manifests
@@ -280,7 +363,8 @@ class Manifest:
 
     id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
     counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
-    (`state`: weights and optimizer, `keras`: the `.keras` file).
+    (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: offsets at which the retrain
+    that began this lineage has caught up; None once it has, or without one.
     """
 
     id: str
@@ -304,6 +388,7 @@ class Manifest:
     schema_fingerprint: str
     model_fingerprint: str
     worker_state: Mapping[str, Any] = field(default_factory=dict)
+    retrain_until: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,43 +397,3 @@ class Allocation:
 
     workers: int
     accelerator: Literal["cpu", "gpu"] = "cpu"
-
-
-# --------------------------------------------------------------------------- ports
-
-
-class OffsetsPort(Protocol):
-    """A source's topic as control sees it (`window/offsets.py`)."""
-
-    async def frontier(self) -> Frontier: ...
-
-    async def window_begins(self, duration_s: float, max_records: int) -> tuple[int, ...]:
-        """The first offset inside the window, per partition."""
-
-    async def locate(self, offsets: Sequence[int]) -> tuple[Learned, ...]:
-        """For each partition's offset the `n` of the first record at or after it, so that a job can start
-        there: the published count where there is none."""
-
-    async def changed(self) -> None:
-        """Returns once there are more published records than at the last `frontier()`."""
-
-
-class ManifestPort(Protocol):
-    """Manifests and each job's head (`registry/store.py`). Writes raise FencedError past their epoch."""
-
-    async def head(self, job: str) -> Manifest | None: ...
-
-    async def commit(self, manifest: Manifest, *, epoch: int) -> None: ...
-
-    async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
-        """Removes all but the newest `keep` manifests and their artifacts; returns the removed ids."""
-
-
-class LeasePort(Protocol):
-    """The deployment's single-writer lease (`control/lease.py`)."""
-
-    @property
-    def epoch(self) -> int: ...
-
-    def held(self) -> bool:
-        """Whether this process may publish and commit now, by its own monotonic clock."""

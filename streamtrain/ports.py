@@ -1,0 +1,57 @@
+"""The ports through which control is handed the other stages by the composition root. Nothing here does I/O."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from streamtrain.types import Frontier, Learned, Manifest, Planned, PlanRequest, Retention, RoundReport, Wait
+
+Planner = Callable[[PlanRequest], Planned | Wait]
+"""`window/planner.py`: a pure function."""
+
+Action = Callable[[str, RoundReport], None]
+"""Called with the job's name and each round's merged report (`observe/report.py`)."""
+
+
+class OffsetsPort(Protocol):
+    """A source's topic as control sees it (`window/offsets.py`)."""
+
+    async def frontier(self) -> Frontier: ...
+
+    async def changed(self, since: Frontier) -> None:
+        """Returns once more is published than `since` shows."""
+
+    async def window_begins(self, duration_s: float, max_records: int) -> tuple[int, ...]:
+        """The first offset inside the window, per partition."""
+
+    async def locate(self, offsets: Sequence[int]) -> tuple[Learned, ...]:
+        """For each partition's offset the `n` of the first record at or after it, so that a job can start
+        there: the published count where there is none."""
+
+    async def oldest_untrained_s(self, learned: Sequence[Learned]) -> float | None:
+        """Seconds since the oldest record that is not learned was published; None without one."""
+
+    async def retention(self, learned: Sequence[Learned]) -> Retention: ...
+
+
+class ManifestPort(Protocol):
+    """Manifests and each job's head (`registry/store.py`). Writes raise FencedError past their epoch."""
+
+    async def head(self, job: str) -> Manifest | None: ...
+
+    async def commit(self, manifest: Manifest, *, epoch: int) -> None: ...
+
+    async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
+        """Removes all but the newest `keep` manifests, their artifacts, and artifacts that no manifest names;
+        never the head's. Returns the removed ids. Not while the job is saving."""
+
+
+class LeasePort(Protocol):
+    """The deployment's single-writer lease (`control/lease.py`)."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    def held(self) -> bool:
+        """Whether this process may publish and commit now, by its own monotonic clock."""
