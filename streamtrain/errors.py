@@ -14,6 +14,7 @@ StreamtrainError                 70  internal: should not happen, report it
 │   ├── HistoryLostError         70  the position is older than what the server keeps
 │   ├── InvalidatedError         70  the watched collection was dropped or renamed
 │   └── ForeignPositionError     78  the stored position belongs to another cluster or pipeline
+├── EnvelopeError                70  a record that is not streamtrain's, or was written by a newer version
 ├── FencedError                  70  a newer daemon has taken over (lease epoch or Kafka producer epoch)
 ├── ContinuityError              70  a record is missing or repeated inside a partition (header `n`)
 ├── OffsetError                  70  a partition's log starts after, or ends before, what a job has learned
@@ -101,6 +102,10 @@ class InvalidatedError(SourceError):
 
 class ForeignPositionError(SourceError):
     exit_code = EXIT_CONFIG
+
+
+class EnvelopeError(StreamtrainError):
+    pass
 
 
 class FencedError(StreamtrainError):
