@@ -83,9 +83,15 @@ OLDEST_UNTRAINED = Gauge(
     ["job"],
 )
 RETENTION_HEADROOM = Gauge(
-    "streamtrain_retention_headroom_records",
-    "Offsets between log start and what the job reads next, of the closest partition: at 0 untrained records are lost.",
+    "streamtrain_retention_headroom_seconds",
+    "Until Kafka removes the oldest record that the job has not learned.",
     ["job"],
+)
+RETENTION_STATE = Gauge(
+    "streamtrain_retention_state",
+    "1 for the state the job's topic is in: ok, near (untrained records expire soon), lost (some have), "
+    "ahead (the log ends before what was learned).",
+    ["job", "state"],
 )
 
 # --------------------------------------------------------------------------- training

@@ -1,0 +1,166 @@
+"""Turns a job's round reports into metrics and into the numbers that the status shows. It keeps sums only:
+after a thousand rounds it is as small as after one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from streamtrain import metrics, scores
+from streamtrain.clock import Clock
+from streamtrain.freshness import quantile
+from streamtrain.types import FRESHNESS_BUCKETS_MS, Label, Retention, RetentionState, RoundCounts, RoundReport, Scores
+
+RECENT_S = 60.0  # what "recent" means for freshness and scores
+_SLOT_S = 1.0
+_OUTCOMES = ("learned", "waiting", "deletes", "dead_letters", "skipped")
+_QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+
+class JobReport:
+    """The action that a job's controller calls with each merged report: `on_round(report)`."""
+
+    def __init__(self, *, job: str, labels: Sequence[Label], clock: Clock) -> None:
+        self._job = job
+        self._labels = {label.field: label for label in labels}
+        self._clock = clock
+        self._rounds = 0
+        self._steps = 0
+        self._counts = RoundCounts()
+        self._reasons: dict[str, int] = {}
+        self._timings: Mapping[str, float] = {}
+        self._memory = (0, 0)
+        self._freshness = _Recent()
+        self._total_freshness = [0] * (len(FRESHNESS_BUCKETS_MS) + 1)
+        self._scores: dict[str, Scores] = {}
+        self._recent_scores: deque[tuple[float, dict[str, Scores]]] = deque()
+
+    def on_round(self, report: RoundReport) -> None:
+        now = self._clock.monotonic()
+        self._rounds += 1
+        self._steps += report.steps
+        self._counts = _add(self._counts, report.counts)
+        for reason, count in report.dead_letter_reasons.items():
+            self._reasons[reason] = self._reasons.get(reason, 0) + count
+        self._timings = dict(report.timings)
+        self._memory = (report.memory_rows, report.memory_bytes)
+        self._freshness.add(now, report.freshness_ms)
+        for bucket, count in enumerate(report.freshness_ms):
+            self._total_freshness[bucket] += count
+        self._scores = _merge(self._scores, report.scores)
+        self._remember_scores(now, report.scores)
+        self._export(now, report)
+
+    def on_backlog(self, *, backlog: int | None, oldest_untrained_s: float | None, retention: Retention) -> None:
+        """How things stand in Kafka; what is not known is left as it was, since missing is not a number."""
+        if backlog is not None:
+            metrics.BACKLOG.labels(self._job).set(backlog)
+            metrics.OLDEST_UNTRAINED.labels(self._job).set(oldest_untrained_s or 0.0)
+        if retention.headroom_s is not None:
+            metrics.RETENTION_HEADROOM.labels(self._job).set(retention.headroom_s)
+        for state in RetentionState:
+            metrics.RETENTION_STATE.labels(self._job, state.value).set(state is retention.state)
+
+    def summary(self) -> dict[str, Any]:
+        """What this process has seen of the job since it started."""
+        now = self._clock.monotonic()
+        self._forget_scores(now)
+        recent = dict[str, Scores]()
+        for _at, part in self._recent_scores:
+            recent = _merge(recent, part)
+        return {
+            "rounds": self._rounds,
+            "steps": self._steps,
+            "records": asdict(self._counts),
+            "dead_letter_reasons": dict(self._reasons),
+            "scores": self._values(self._scores),
+            "recent_scores": self._values(recent),
+            "freshness_ms": _quantiles(self._freshness.counts(now)),
+            "freshness_ms_since_start": _quantiles(self._total_freshness),
+            "last_round_seconds": dict(self._timings),
+            "memory_rows": self._memory[0],
+            "memory_bytes": self._memory[1],
+        }
+
+    def _values(self, by_label: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
+        labels = self._labels
+        return {name: {"rows": s.rows, **scores.metrics(labels[name], s)} for name, s in by_label.items() if s.rows}
+
+    def _remember_scores(self, now: float, new: Mapping[str, Scores]) -> None:
+        if self._recent_scores and now - self._recent_scores[-1][0] < _SLOT_S:
+            at, last = self._recent_scores.pop()
+            self._recent_scores.append((at, _merge(last, new)))
+        else:
+            self._recent_scores.append((now, dict(new)))
+        self._forget_scores(now)
+
+    def _forget_scores(self, now: float) -> None:
+        while self._recent_scores and now - self._recent_scores[0][0] > RECENT_S:
+            self._recent_scores.popleft()
+
+    def _export(self, now: float, report: RoundReport) -> None:
+        job = self._job
+        metrics.ROUNDS.labels(job).inc()
+        metrics.STEPS.labels(job).inc(report.steps)
+        for outcome in _OUTCOMES:
+            metrics.RECORDS.labels(job, outcome).inc(getattr(report.counts, outcome))
+        metrics.REPLAYED.labels(job).inc(report.counts.replayed)
+        metrics.LATE_LABELS.labels(job).inc(report.counts.late_labels)
+        for reason, count in report.dead_letter_reasons.items():
+            metrics.DEAD_LETTERS.labels(job, reason).inc(count)
+        for stage, seconds in report.timings.items():
+            metrics.ROUND_SECONDS.labels(job, stage).observe(seconds)
+        for label, found in self._values(report.scores).items():
+            for name, value in found.items():
+                if name == "rows":
+                    continue
+                gauge = metrics.LOSS.labels(job, label) if name == "loss" else metrics.SCORE.labels(job, label, name)
+                gauge.set(value)
+        metrics.FRESHNESS.add(job, report.freshness_ms)
+        for name, milliseconds in _quantiles(self._freshness.counts(now)).items():
+            if milliseconds is not None:
+                metrics.FRESHNESS_QUANTILE.labels(job, name).set(milliseconds / 1000)
+        metrics.MEMORY_ROWS.labels(job).set(report.memory_rows)
+        metrics.MEMORY_BYTES.labels(job).set(report.memory_bytes)
+
+
+class _Recent:
+    """Histogram counts of the last `RECENT_S` seconds, in slots of `_SLOT_S`."""
+
+    def __init__(self) -> None:
+        self._slots: deque[tuple[float, list[int]]] = deque()
+
+    def add(self, now: float, counts: tuple[int, ...]) -> None:
+        if not any(counts):
+            return
+        if not self._slots or now - self._slots[-1][0] >= _SLOT_S:
+            self._slots.append((now, [0] * (len(FRESHNESS_BUCKETS_MS) + 1)))
+        slot = self._slots[-1][1]
+        for bucket, count in enumerate(counts):
+            slot[bucket] += count
+        self._forget(now)
+
+    def counts(self, now: float) -> list[int]:
+        self._forget(now)
+        return [sum(column) for column in zip(*(slot for _at, slot in self._slots), strict=True)]
+
+    def _forget(self, now: float) -> None:
+        while self._slots and now - self._slots[0][0] > RECENT_S:
+            self._slots.popleft()
+
+
+def _quantiles(counts: list[int]) -> dict[str, float | None]:
+    return {name: quantile(counts, q) for name, q in _QUANTILES.items()}
+
+
+def _add(one: RoundCounts, other: RoundCounts) -> RoundCounts:
+    return RoundCounts(**{name: value + getattr(other, name) for name, value in asdict(one).items()})
+
+
+def _merge(one: Mapping[str, Scores], other: Mapping[str, Scores]) -> dict[str, Scores]:
+    return {
+        label: scores.merge(one.get(label, Scores()), other.get(label, Scores()))
+        for label in dict.fromkeys([*one, *other])
+    }
