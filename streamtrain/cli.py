@@ -1,1 +1,256 @@
-"""Composition (being written)."""
+"""The command line. Data goes to stdout and logs to stderr; exit codes are those of `errors.py`. Everything a
+command needs is imported inside it: `--help` must answer at once."""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from streamtrain.errors import EXIT_INTERNAL, StreamtrainError
+
+if TYPE_CHECKING:
+    from streamtrain.masking import Mask
+    from streamtrain.settings_file import Loaded
+
+app = typer.Typer(
+    name="streamtrain",
+    help="Keeps TensorFlow models fresh while their training data is still being written to MongoDB.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+sandbox = typer.Typer(help="Embedded MongoDB and Kafka for development.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(sandbox, name="sandbox")
+
+ConfigOption = Annotated[
+    str | None,
+    typer.Option(
+        "--config",
+        "-c",
+        metavar="FILE",
+        help="Settings file; else $STREAMTRAIN_CONFIG, ./streamtrain.yaml, /etc/streamtrain.",
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="KEY=VALUE", help="Override a setting, such as kafka.topic_prefix=test or sources.0.uri=..."
+    ),
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class RetrainStart(StrEnum):
+    SCRATCH = "scratch"
+    WEIGHTS = "weights"
+
+
+def main() -> NoReturn:
+    """Runs the command and exits. A StreamtrainError becomes its message, hint and exit code."""
+    state = _state
+    try:
+        app()
+    except StreamtrainError as error:
+        text = state.masked(str(error))
+        if state.json:
+            _print_json({"error": {"kind": type(error).__name__, **_details(error, state)}})
+        else:
+            print(f"streamtrain: {text}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except BaseExceptionGroup as group:
+        _crash(group, state)
+    except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, no secret may be printed
+        _crash(error, state)
+    sys.exit(0)
+
+
+@app.command()
+def run(config: ConfigOption = None, set_: SetOption = None) -> None:
+    """Follow the sources, train the jobs and serve the admin endpoint until SIGTERM."""
+    loaded = _load(config, set_)
+    from streamtrain import daemon
+
+    _exit(daemon.run(loaded))
+
+
+@app.command()
+def validate(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    connect: Annotated[bool, typer.Option("--connect", help="Also check MongoDB and Kafka.")] = False,
+    models: Annotated[
+        bool, typer.Option("--models/--no-models", help="Build each job's model in a process of its own.")
+    ] = True,
+    json: JsonOption = False,
+) -> None:
+    """Check the settings file, the models and, with --connect, the servers; nothing is changed."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain import validation
+
+    checks = validation.run(loaded.settings, connect=connect, models=models)
+    if json:
+        _print_json({"file": str(loaded.path), "ok": all(c.error is None for c in checks), "checks": _checks(checks)})
+    for check in checks if not json else ():
+        if check.error is None:
+            print(f"ok    {check.name}")
+        else:
+            print(f"wrong {check.name}\n  {_state.masked(str(check.error))}", file=sys.stderr)
+    _exit(max((c.error.exit_code for c in checks if c.error), default=0))
+
+
+@app.command()
+def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
+    """Show what the running daemon does: sources, jobs, backlog, freshness, scores."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain import status_text
+    from streamtrain.client import AdminClient
+
+    found = AdminClient.of(loaded.settings.admin).status()
+    if json:
+        _print_json(found)
+    else:
+        print(status_text.render(found))
+
+
+@app.command()
+def retrain(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    start: Annotated[
+        RetrainStart, typer.Option("--from", help="weights: go on from the present ones. scratch: begin with new ones.")
+    ] = RetrainStart.WEIGHTS,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Learn the whole window again; `status` shows the progress."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain.client import AdminClient
+
+    found = AdminClient.of(loaded.settings.admin).retrain(job, start=start.value)
+    if json:
+        _print_json(found)
+    else:
+        print(f"{job}: retraining from {start.value} has begun; `streamtrain status` shows the progress")
+
+
+@app.command("config")
+def show_config(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of the settings file instead.")
+    ] = False,
+    json: JsonOption = False,
+) -> None:
+    """Print the effective settings: file, environment, secrets, flags and defaults, with secrets masked."""
+    _state.json = json
+    from streamtrain import settings_text
+
+    if schema:
+        _print_json(settings_text.schema())
+        return
+    effective = settings_text.effective(_load(config, set_))
+    if json:
+        _print_json(effective)
+    else:
+        print(settings_text.to_yaml(effective), end="")
+
+
+@sandbox.command("up")
+def sandbox_up(
+    mongo_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 27117,
+    kafka_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 19092,
+    data: Annotated[
+        str | None, typer.Option(metavar="DIR", help="Keep the data here; else it is gone afterwards.")
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Start the embedded MongoDB and Kafka and print their addresses, until Ctrl-C. For development only."""
+    _state.json = json
+    from streamtrain import sandbox_command
+
+    _exit(sandbox_command.up(mongo_port=mongo_port, kafka_port=kafka_port, data=data, json=json))
+
+
+@app.command()
+def demo(
+    rate: Annotated[float, typer.Option(help="Writes a second.")] = 2000.0,
+    duration: Annotated[str, typer.Option(help="How long to write, such as 30s or 2m.")] = "60s",
+    workers: Annotated[int, typer.Option(help="Worker processes.")] = 2,
+    json: JsonOption = False,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave the work directory behind.")] = False,
+) -> None:
+    """Learn the delays of real flights, on embedded servers."""
+    _state.json = json
+    from streamtrain.demo.command import demo as run_demo
+
+    _exit(run_demo(rate=rate, duration=duration, workers=workers, json=json, keep=keep))
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from streamtrain import __version__
+
+    print(__version__)
+
+
+class _State:
+    """What `main` needs to know of the command that failed: how to print, and what never to print."""
+
+    def __init__(self) -> None:
+        self.json = False
+        self.mask: Mask | None = None
+
+    def masked(self, text: str) -> str:
+        from streamtrain.masking import Mask
+
+        return (self.mask or Mask()).text(text)
+
+
+_state = _State()
+
+
+def _load(config: str | None, overrides: list[str] | None) -> Loaded:
+    from streamtrain import settings_file
+
+    loaded = settings_file.load(settings_file.find(config), flags=overrides or ())
+    _state.mask = loaded.mask
+    return loaded
+
+
+def _exit(code: int | None) -> None:
+    raise typer.Exit(code or 0)
+
+
+def _checks(checks: list[Any]) -> list[dict[str, Any]]:
+    return [
+        {"name": c.name, "ok": c.error is None} | ({} if c.error is None else _details(c.error, _state)) for c in checks
+    ]
+
+
+def _details(error: StreamtrainError, state: _State) -> dict[str, Any]:
+    found: dict[str, Any] = {"message": state.masked(error.message), "hint": state.masked(error.hint)}
+    if problems := getattr(error, "problems", None):
+        found["problems"] = [{key: state.masked(text) for key, text in problem.items()} for problem in problems]
+    return found
+
+
+def _print_json(value: Any) -> None:
+    print(jsonlib.dumps(value, indent=2, default=str))
+
+
+def _crash(error: BaseException, state: _State) -> NoReturn:
+    import traceback
+
+    text = "".join(traceback.format_exception(error))
+    print(f"{state.masked(text)}\nstreamtrain: an internal error; please report it", file=sys.stderr)
+    sys.exit(EXIT_INTERNAL)

@@ -13,6 +13,8 @@ from pydantic import (
     Field,
     SecretStr,
     ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -40,9 +42,27 @@ def parse_size(value: Any) -> Any:
     raise ValueError(f"{value!r} is not a size: write it like 512KiB, 64MiB or 2GiB")
 
 
-# Defaults are given in seconds and bytes; what is validated (file, env, flags) must carry its unit.
-Duration = Annotated[float, BeforeValidator(lambda v: v if isinstance(v, float) else parse_duration(v)), Field(ge=0)]
-Size = Annotated[int, BeforeValidator(lambda v: v if isinstance(v, int) else parse_size(v)), Field(gt=0)]
+WRITTEN = "written"
+"""Validation context of settings that a person wrote: durations and sizes must carry their unit. Without it
+(sections that a program hands on) they may also be seconds and bytes."""
+
+
+def seconds(value: Any, info: ValidationInfo) -> Any:
+    written = bool(info.context and info.context.get(WRITTEN))
+    return value if isinstance(value, float) and not written else parse_duration(value)
+
+
+def size_in_bytes(value: Any, info: ValidationInfo) -> Any:
+    written = bool(info.context and info.context.get(WRITTEN))
+    return value if isinstance(value, int) and not written else parse_size(value)
+
+
+def _text(pattern: re.Pattern[str], example: str) -> WithJsonSchema:
+    return WithJsonSchema({"type": "string", "pattern": pattern.pattern, "examples": [example]})
+
+
+Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0), _text(_DURATION, "30s")]
+Size = Annotated[int, BeforeValidator(size_in_bytes), Field(gt=0), _text(_SIZE, "64MiB")]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 

@@ -14,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, SecretStr, ValidationError
 
 from streamtrain import yaml_file
-from streamtrain.config import Settings
+from streamtrain.config import WRITTEN, Settings
 from streamtrain.errors import ConfigError, SettingsError
 from streamtrain.masking import MASK, Mask, secrets_of
 from streamtrain.yaml_file import Document, Place
@@ -206,7 +206,7 @@ class _Loading:
     def validate(self) -> Settings:
         settings = None
         try:
-            settings = Settings.model_validate(self._values)
+            settings = Settings.model_validate(self._values, context={WRITTEN: True})
         except ValidationError as error:
             for detail in error.errors(include_url=False, include_input=False):
                 self._explain(detail["loc"], detail["type"], detail["msg"], detail.get("ctx", {}))

@@ -1,0 +1,5 @@
+"""`python -m streamtrain` is `streamtrain`."""
+
+from streamtrain.cli import main
+
+main()

@@ -1,0 +1,50 @@
+"""The status of `GET /v1/status` as lines for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def render(status: Mapping[str, Any]) -> str:
+    return "\n".join(_lines(status))
+
+
+def _lines(status: Mapping[str, Any]) -> Iterator[str]:
+    lease = status["lease"]
+    held = f"holds the lease, epoch {lease['epoch']}" if lease["held"] else "does not hold the lease"
+    yield f"streamtrain {status['version']}, pid {status['pid']}, up {status['uptime_s']:.0f} s, {held}"
+    for part, reason in sorted(status["not_ready"].items()):
+        yield f"not ready: {part}: {reason}"
+    for name, source in status["sources"].items():
+        yield f"source {name}: {source['state']}, {source['published']:,} events published" + _lag(source)
+    for name, job in status["jobs"].items():
+        yield f"job {name}: {job['phase']}, {job['workers']} workers, generation {job['generation']}"
+        yield from (f"  {line}" for line in _job(job))
+
+
+def _lag(source: Mapping[str, Any]) -> str:
+    lag = source.get("lag_s")
+    return "" if lag is None else f", {lag:.2f} s behind"
+
+
+def _job(job: Mapping[str, Any]) -> Iterator[str]:
+    if job.get("reason"):
+        yield f"reason: {job['reason']}"
+    backlog = "not known" if job.get("backlog") is None else f"{job['backlog']:,} records"
+    yield f"learned {job['rows_learned']:,} rows in {job['steps']:,} steps; backlog {backlog}"
+    freshness = job["report"]["freshness_ms"]
+    if freshness["p50"] is not None:
+        yield f"freshness p50 {freshness['p50']:.0f} ms, p99 {freshness['p99']:.0f} ms"
+    for label, values in job["report"]["recent_scores"].items():
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "rows")
+        yield f"{label}: {scores} over the last {values['rows']:,} scored rows"
+    if job["report"]["dead_letter_reasons"]:
+        reasons = ", ".join(
+            f"{reason} {count:,}" for reason, count in sorted(job["report"]["dead_letter_reasons"].items())
+        )
+        yield f"dead letters: {reasons}"
+    if job.get("checkpoint"):
+        yield f"newest manifest {job['checkpoint']['id']}, {job['checkpoint']['age_s']:.0f} s old"
+    if job.get("retrain"):
+        yield f"retraining from {job['retrain']['from']}: {job['retrain']['progress']:.0%} of the window"
