@@ -20,6 +20,7 @@ StreamtrainError                 70  internal: should not happen, report it
 ├── OffsetError                  70  a partition's log starts after, or ends before, what a job has learned
 ├── ArtifactError                70  a checkpoint artifact is missing or does not match its checksum
 └── WorkerError                  70  a worker failed, or did not answer within its deadline
+    └── WorkerFailedError        70  a worker said itself what it failed with
 """
 
 from __future__ import annotations
@@ -126,3 +127,12 @@ class ArtifactError(StreamtrainError):
 
 class WorkerError(StreamtrainError):
     pass
+
+
+class WorkerFailedError(WorkerError):
+    """kind: the class name of the worker's error. fatal: a new generation would fail the same way."""
+
+    def __init__(self, message: str, *, hint: str = "", kind: str, fatal: bool) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+        self.fatal = fatal
