@@ -1,75 +1,84 @@
-"""Adds up prequential scores and reads their values off the sums. Pure functions over `types.Scores`."""
+"""What prequential sums (`types.Scores`) say: addition and the metrics computed from them. A leaf without
+TensorFlow, so that the daemon finishes with the same functions what the workers summed up."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from itertools import zip_longest
+from collections.abc import Callable, Mapping
 
-from streamtrain.types import FRESHNESS_BUCKETS_MS, Scores
+import numpy as np
+
+from streamtrain.types import Label, Scores, Task
+
+AUC_BINS = 128
+AUC_LOGIT_RANGE = 8.0
+"""Scores of class 1 are counted by their logit, clipped to +-8, in 128 bins: as fine at 0.001 as at 0.5."""
 
 
-def add(one: Scores, other: Scores) -> Scores:
-    """The scores of the rows of both."""
+def merge(first: Scores, second: Scores) -> Scores:
+    """The sums over the rows of both; the neutral element is `Scores()`."""
     return Scores(
-        rows=one.rows + other.rows,
-        weight=one.weight + other.weight,
-        loss=one.loss + other.loss,
+        rows=first.rows + second.rows,
+        weight=first.weight + second.weight,
+        loss=first.loss + second.loss,
         sums={
-            name: one.sums.get(name, 0.0) + other.sums.get(name, 0.0) for name in sorted(one.sums.keys() | other.sums)
+            key: first.sums.get(key, 0.0) + second.sums.get(key, 0.0)
+            for key in dict.fromkeys([*first.sums, *second.sums])
         },
-        positives=_add(one.positives, other.positives),
-        negatives=_add(one.negatives, other.negatives),
+        positives=_add(first.positives, second.positives),
+        negatives=_add(first.negatives, second.negatives),
     )
 
 
-def add_by_label(one: Mapping[str, Scores], other: Mapping[str, Scores]) -> dict[str, Scores]:
-    return {label: add(one.get(label, Scores()), other.get(label, Scores())) for label in sorted(one.keys() | other)}
+def _add(first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, ...]:
+    if not first or not second:
+        return tuple(first or second)
+    return tuple(a + b for a, b in zip(first, second, strict=True))
 
 
-def values(scores: Scores) -> dict[str, float]:
-    """`loss`, and what the sums allow: `mae`, `rmse`, `accuracy`, `auc`. Empty when nothing was scored."""
-    if scores.weight <= 0:
-        return {}
-    found = {"loss": scores.loss / scores.weight}
-    if "absolute_error" in scores.sums:
-        found["mae"] = scores.sums["absolute_error"] / scores.weight
-    if "squared_error" in scores.sums:
-        found["rmse"] = math.sqrt(max(0.0, scores.sums["squared_error"] / scores.weight))
-    if "correct" in scores.sums:
-        found["accuracy"] = scores.sums["correct"] / scores.weight
-    if (area := auc(scores.positives, scores.negatives)) is not None:
-        found["auc"] = area
-    return found
+def loss(scores: Scores) -> float | None:
+    """The mean of the model's own loss; None, as for all metrics, while there is nothing to divide by."""
+    return _mean(scores, scores.loss)
 
 
-def auc(positives: Sequence[float], negatives: Sequence[float]) -> float | None:
-    """Area under the ROC curve from histograms of the predicted score; a tie within a bucket counts half
-    (the Mann-Whitney statistic). None while one of the classes has not been seen."""
-    total = sum(positives) * sum(negatives)
-    if total <= 0:
+def mae(scores: Scores) -> float | None:
+    return _mean(scores, scores.sums.get("absolute_error"))
+
+
+def rmse(scores: Scores) -> float | None:
+    mean = _mean(scores, scores.sums.get("squared_error"))
+    return None if mean is None else math.sqrt(mean)
+
+
+def log_loss(scores: Scores) -> float | None:
+    return _mean(scores, scores.sums.get("log_loss"))
+
+
+def accuracy(scores: Scores) -> float | None:
+    return _mean(scores, scores.sums.get("correct"))
+
+
+def auc(scores: Scores) -> float | None:
+    """Area under the ROC curve: P(score of a positive > of a negative), ties (same bin) counted half."""
+    positives, negatives = np.asarray(scores.positives), np.asarray(scores.negatives)
+    pairs = float(positives.sum() * negatives.sum())
+    if pairs <= 0:
         return None
-    below = area = 0.0
-    for positive, negative in zip(positives, negatives, strict=True):
-        area += positive * (below + negative / 2)
-        below += negative
-    return area / total
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum()) / pairs
 
 
-def freshness_quantile(counts: Sequence[int], quantile: float) -> float | None:
-    """Milliseconds, interpolated inside the bucket of `FRESHNESS_BUCKETS_MS`; None without samples. In the last
-    bucket, which has no upper bound, its lower one."""
-    total = sum(counts)
-    if not total:
-        return None
-    rank, seen, lower = quantile * total, 0, 0.0
-    for upper, count in zip_longest(FRESHNESS_BUCKETS_MS, counts[: len(FRESHNESS_BUCKETS_MS)], fillvalue=0):
-        if count and seen + count >= rank:
-            return lower + (upper - lower) * max(0.0, rank - seen) / count
-        seen += count
-        lower = upper
-    return lower
+def _mean(scores: Scores, total: float | None) -> float | None:
+    return None if total is None or scores.weight <= 0 else total / scores.weight
 
 
-def _add(one: Sequence[float], other: Sequence[float]) -> tuple[float, ...]:
-    return tuple(a + b for a, b in zip_longest(one, other, fillvalue=0.0))
+_METRICS: Mapping[Task, Mapping[str, Callable[[Scores], float | None]]] = {
+    Task.REGRESSION: {"mae": mae, "rmse": rmse},
+    Task.CLASSIFICATION: {"log_loss": log_loss, "accuracy": accuracy, "auc": auc},
+}
+
+
+def metrics(label: Label, scores: Scores) -> dict[str, float]:
+    """Every metric of the label's task that can be told, and the mean `loss`."""
+    found = {"loss": loss(scores)} | {name: finish(scores) for name, finish in _METRICS[label.task].items()}
+    return {name: value for name, value in found.items() if value is not None}

@@ -1,0 +1,206 @@
+"""From a round's rows to stacked arrays: which global step each row belongs to (DESIGN idea 4), and the
+[steps, width, ...] arrays of this rank, padded with rows of weight zero. Pure numpy; never TensorFlow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from streamtrain.trainer.rows import Column, Rows
+from streamtrain.types import DType, Schema
+
+STEPS_PER_CALL = 16
+"""Steps that one call of the compiled function runs: bounds the latency of a stop and the memory of a stack."""
+
+_WIDTH_BUCKETS = 16
+_MIN_WIDTH_BUCKET = 8
+
+_NUMPY_DTYPES: Mapping[DType, type[np.generic]] = {
+    DType.FLOAT32: np.float32,
+    DType.FLOAT64: np.float64,
+    DType.INT32: np.int32,
+    DType.INT64: np.int64,
+    DType.BOOL: np.bool_,
+    DType.DATETIME: np.int64,
+    DType.STRING: np.object_,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Pack:
+    """Columns of one dtype that travel side by side in one array; offsets and lengths count its last axis.
+
+    A scalar column has length None and takes one place.
+    """
+
+    dtype: np.dtype[np.generic]
+    fields: tuple[str, ...]
+    lengths: tuple[int | None, ...]
+
+    @property
+    def width(self) -> int:
+        return sum(length or 1 for length in self.lengths)
+
+    def places(self) -> Iterator[tuple[str, int, int | None]]:
+        """(field, offset, length) of each column."""
+        offset = 0
+        for name, length in zip(self.fields, self.lengths, strict=True):
+            yield name, offset, length
+            offset += length or 1
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How columns and labels of a schema are laid out in a stack; the same on every rank."""
+
+    packs: tuple[Pack, ...]
+    labels: tuple[str, ...]
+    real: np.dtype[np.generic]
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """`steps` consecutive steps of this rank. packs: [K, B, pack width] each; labels: [K, B, labels] of the
+    layout's real dtype; weights [K, B], zero for padding; scored [K, B]: 1 where a row counts for prequential
+    scores. fresh_wall_ms: wall times of this rank's freshness samples."""
+
+    first_step: int
+    packs: tuple[Column, ...]
+    labels: Column
+    weights: Column
+    scored: Column
+    fresh_wall_ms: npt.NDArray[np.int64]
+
+    @property
+    def steps(self) -> int:
+        return int(self.weights.shape[0])
+
+
+def layout_of(schema: Schema, real: type[np.floating]) -> Layout:
+    """One pack per numpy dtype, in order of first appearance."""
+    by_dtype: dict[np.dtype[np.generic], list[tuple[str, int | None]]] = {}
+    for feature in schema.features:
+        by_dtype.setdefault(np.dtype(_NUMPY_DTYPES[feature.dtype]), []).append((feature.field, feature.length))
+    packs = tuple(
+        Pack(dtype=dtype, fields=tuple(f for f, _ in columns), lengths=tuple(n for _, n in columns))
+        for dtype, columns in by_dtype.items()
+    )
+    return Layout(packs=packs, labels=tuple(label.field for label in schema.labels), real=np.dtype(real))
+
+
+def steps_of(rows: int, batch_size: int) -> int:
+    """S = ceil(R / batch_size): so every step of a round with rows has at least one."""
+    return -(-rows // batch_size)
+
+
+def step_of_rows(counts: Sequence[int], batch_size: int) -> list[npt.NDArray[np.int64]]:
+    """For each partition with n rows the step of each of them: rows ordered by ((i + 1/2)/n, partition), the
+    g-th of R going to step floor(g * S / R). A function of all partitions' counts alone, so every rank agrees."""
+    total = int(sum(counts))
+    if total == 0:
+        return [np.empty(0, np.int64) for _ in counts]
+    keys = np.concatenate([(np.arange(n) + 0.5) / n for n in counts if n])
+    place = np.empty(total, np.int64)
+    place[np.argsort(keys, kind="stable")] = np.arange(total)  # stable: ties go to the lower partition
+    steps = place * steps_of(total, batch_size) // total
+    return np.split(steps, np.cumsum(counts)[:-1])
+
+
+def bucketed(width: int, batch_size: int) -> int:
+    """The next width of a coarse grid, so that few shapes occur."""
+    grain = max(_MIN_WIDTH_BUCKET, -(-batch_size // _WIDTH_BUCKETS))
+    return -(-max(1, width) // grain) * grain
+
+
+def stacks(
+    *, layout: Layout, rows: Sequence[Rows], steps: Sequence[npt.NDArray[np.int64]], total_steps: int, batch_size: int
+) -> Iterator[Stack]:
+    """This rank's share of a round, `STEPS_PER_CALL` steps at a time; also when it has no row in some or in all.
+
+    steps: per element of `rows` the step of each row (`step_of_rows`). Within a step rows stand by partition.
+    Padding repeats a row of the stack, so that it holds values that a model can digest.
+    """
+    step = np.concatenate([*steps, np.empty(0, np.int64)])
+    order = np.argsort(step, kind="stable")
+    step = step[order]
+    starts = np.searchsorted(step, np.arange(total_steps + 1))
+    joined = _join(layout, rows, order)
+    for first in range(0, total_steps, STEPS_PER_CALL):
+        last = min(first + STEPS_PER_CALL, total_steps)
+        low, high = int(starts[first]), int(starts[last])
+        width = bucketed(int(np.diff(starts[first : last + 1]).max()), batch_size)
+        at = step[low:high] - first
+        place = (at, np.arange(low, high) - starts[step[low:high]])
+        shape = (last - first, width)
+        wall = joined.wall_time_ms[low:high]
+        yield Stack(
+            first_step=first,
+            packs=tuple(_spread(pack[low:high], place, shape) for pack in joined.packs),
+            labels=_spread(joined.labels[low:high], place, shape),
+            weights=_scatter(joined.weights[low:high], place, shape),
+            scored=_scatter(joined.scored[low:high], place, shape),
+            fresh_wall_ms=wall[wall > 0],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    packs: tuple[Column, ...]
+    labels: Column
+    weights: Column
+    scored: Column
+    wall_time_ms: npt.NDArray[np.int64]
+
+
+def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) -> _Joined:
+    """All rows of this rank in step order, each pack as [n, width]."""
+    present = [part for part in rows if len(part)]
+    count = len(order)
+    packs = []
+    for pack in layout.packs:
+        joined = np.empty((count, pack.width), pack.dtype)
+        for name, offset, length in pack.places():
+            column = _column([part.columns[name] for part in present], count, order)
+            if length is None:
+                joined[:, offset] = column
+            else:
+                joined[:, offset : offset + length] = column
+        packs.append(joined)
+    labels = np.empty((count, len(layout.labels)), layout.real)
+    for index, name in enumerate(layout.labels):
+        labels[:, index] = _column([part.labels[name] for part in present], count, order)
+    return _Joined(
+        packs=tuple(packs),
+        labels=labels,
+        weights=_column([part.weights for part in present], count, order).astype(layout.real),
+        scored=_column([part.scored for part in present], count, order).astype(layout.real),
+        wall_time_ms=_column([part.wall_time_ms for part in present], count, order).astype(np.int64),
+    )
+
+
+def _column(parts: Sequence[Column], count: int, order: npt.NDArray[np.int64]) -> Column:
+    return np.concatenate(parts)[order] if parts else np.empty(count)
+
+
+def _spread(
+    values: Column, place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], shape: tuple[int, int]
+) -> Column:
+    """Rows at their places of a [K, B, ...] array; the places without a row repeat the first one."""
+    filled = int(shape[0] * shape[1]) == len(values)
+    out: Column = np.empty((*shape, *values.shape[1:]), values.dtype)
+    if not filled:
+        blank: object = b"" if values.dtype == np.object_ else 0
+        out[...] = values[0] if len(values) else blank
+    out[place] = values
+    return out
+
+
+def _scatter(
+    values: Column, place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], shape: tuple[int, int]
+) -> Column:
+    out: Column = np.zeros(shape, values.dtype)
+    out[place] = values
+    return out
