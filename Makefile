@@ -27,6 +27,9 @@ demo: $(READY)  ## Run the main job on embedded servers and real flights
 test: $(READY) kafka  ## Run the tests
 	$(BIN)/python -m pytest $(ARGS)
 
+kafka: $(READY)  ## Fetch Apache Kafka for the tests that need it (with Maven; they are skipped without)
+	@$(BIN)/python tools/kafka/fetch.py "$${STREAMTRAIN_KAFKA_CACHE:-$(CACHE)/kafka}"
+
 check: lint types imports  ## Lint, types and import contracts
 
 lint: $(READY)

@@ -40,7 +40,7 @@ def transactional_id(prefix: str, source: str) -> str:
 def kafka_options(kafka: config.Kafka) -> dict[str, Any]:
     """What every aiokafka client of this cluster is constructed with. Holds the password: never logged.
 
-    Raises ConfigError when the security section names a protocol but not what it needs.
+    Raises ConfigError when the authority's certificates cannot be read.
     """
     security = kafka.security
     options: dict[str, Any] = {
@@ -48,12 +48,8 @@ def kafka_options(kafka: config.Kafka) -> dict[str, Any]:
         "security_protocol": security.protocol,
     }
     if security.protocol.startswith("SASL"):
-        if security.username is None or security.password is None:
-            raise ConfigError(
-                f"kafka.security.protocol is {security.protocol}, but the username or the password is missing",
-                hint="set kafka.security.username and kafka.security.password",
-            )
-        options["sasl_mechanism"] = security.mechanism or "PLAIN"
+        assert security.password is not None  # config.Security is complete, or it is refused
+        options["sasl_mechanism"] = security.mechanism
         options["sasl_plain_username"] = security.username
         options["sasl_plain_password"] = security.password.get_secret_value()
     if security.protocol.endswith("SSL"):
