@@ -49,10 +49,11 @@ class CollectionEvent:
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """The events of one batch, in order."""
+    """The events of one batch, in order. incomplete: places in `changes` of updates without their document."""
 
     changes: list[ChangeEvent]
     others: list[CollectionEvent]
+    incomplete: list[int]
 
 
 class EventParser:
@@ -68,18 +69,21 @@ class EventParser:
         """The events of `batch`, raw BSON documents one after the other. Raises SourceError when it is none."""
         changes: list[ChangeEvent] = []
         others: list[CollectionEvent] = []
+        incomplete: list[int] = []
         at, end = 0, len(batch)
         try:
             while at < end:
                 event = self._event(batch, at, len(changes))
                 if isinstance(event, ChangeEvent):
+                    if event.document is None and event.operation is Operation.UPDATE:
+                        incomplete.append(len(changes))
                     changes.append(event)
                 else:
                     others.append(event)
                 at += INT32.unpack_from(batch, at)[0]
         except (ValueError, struct.error) as error:
             raise SourceError(f"a change event cannot be read: {error}") from error
-        return Parsed(changes, others)
+        return Parsed(changes, others, incomplete)
 
     def _event(self, batch: bytes, at: int, after: int) -> ChangeEvent | CollectionEvent:
         token = key = document = wall_time = None
