@@ -6,7 +6,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
@@ -81,18 +81,17 @@ class _Loading:
         self._problems: list[tuple[int, int, str, str]] = []  # line, column, place, message
         self._origins: dict[_Path, str] = {}  # of values that do not come from the file
         self._document = yaml_file.parse(text)
+        self._values: dict[str, Any] = self._document.value
         for problem in self._document.problems:
             self._at(problem.place, problem.message)
         self._stop_if_unreadable()
-        self._values: dict[str, Any] = self._document.value
 
     def _stop_if_unreadable(self) -> None:
         if not self._problems and self._document.value is None:
             self._at(Place(1, 1), "the file is empty")
         elif not self._problems and not isinstance(self._document.value, dict):
             self._at(Place(1, 1), "the file must be a mapping with the sections kafka, sources and jobs")
-        if not isinstance(self._document.value, dict):
-            self._raise()
+        self._raise()
 
     # ----------------------------------------------------------------- sources of values
 
@@ -300,11 +299,24 @@ class _Loading:
     def _raise(self) -> None:
         if not self._problems:
             return
-        ordered = sorted(self._problems)
+        mask = Mask(_written_secrets(self._values, ()))
+        found = [(place, mask.text(message)) for _line, _column, place, message in sorted(self._problems)]
         raise SettingsError(
-            "\n".join(f"{place}: {message}" for _line, _column, place, message in ordered),
-            problems=[{"place": place, "message": message.split("\n")[0]} for _l, _c, place, message in ordered],
+            "\n".join(f"{place}: {message}" for place, message in found),
+            problems=[{"place": place, "message": message.split("\n")[0]} for place, message in found],
         )
+
+
+def _written_secrets(values: Any, path: _Path) -> Iterator[str]:
+    """Texts at places that hold secrets, valid or not."""
+    if isinstance(values, dict):
+        for key, value in values.items():
+            yield from _written_secrets(value, (*path, key))
+    elif isinstance(values, list):
+        for at, value in enumerate(values):
+            yield from _written_secrets(value, (*path, at))
+    elif isinstance(values, str) and _looks_secret(path):
+        yield values
 
 
 def _looks_secret(path: _Path) -> bool:

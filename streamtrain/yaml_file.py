@@ -67,9 +67,9 @@ _Loader.add_implicit_resolver(
 def parse(text: str) -> Document:
     """Everything that can be read, with the problems found on the way: one syntax error, or any number of
     duplicate keys, unknown tags, self references and keys that are not text."""
-    loader = _Loader(text)
     document = Document(value=None)
     try:
+        loader = _Loader(text)
         node = loader.get_single_node()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -77,14 +77,12 @@ def parse(text: str) -> Document:
         document.problems.append(Problem(place, _syntax_message(error, text)))
         return document
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + 1
-        column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
+        before = text[: error.position]
+        place = Place(before.count("\n") + 1, error.position - before.rfind("\n"))
         document.problems.append(
-            Problem(Place(line, column), f"the character {error.character!r} is not allowed in YAML")
+            Problem(place, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
         )
         return document
-    finally:
-        loader.dispose()
     if node is None:
         return document
     builder = _Builder(loader, document)
@@ -120,6 +118,7 @@ class _Builder:
             return None
         if node.tag not in _PLAIN_TAGS:
             self._problem(place, f"the tag {node.tag!r} is not allowed: only plain values are")
+            self._remember(node, path)
             return None
         if isinstance(node, yaml.MappingNode):
             return dict(self._entries(node, path, (*within, id(node))))
@@ -150,6 +149,7 @@ class _Builder:
             key = str(key_node.value)
             if key in lines:
                 self._problem(place, f"the key {key!r} is given twice; first in line {lines[key]}")
+                self.build(value_node, (*path, key), within)
                 continue
             lines[key] = place.line
             self._document.keys[(*path, key)] = place
