@@ -1,0 +1,183 @@
+"""Raw BSON documents to columns by the schema, many at once. One bad document never fails its batch nor changes
+its neighbours' values: it comes back with the reason for which it goes to the dead-letter topic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from streamtrain.errors import ConfigError
+from streamtrain.trainer.columns import (
+    FLOATS,
+    INTEGERS,
+    INVALID,
+    MISSING,
+    NON_FINITE,
+    OK,
+    RANGE,
+    REASONS,
+    States,
+    Values,
+    empty_column,
+    filler,
+    missing_value,
+    read_scalars,
+)
+from streamtrain.trainer.locate import Located, Locator, Positions
+from streamtrain.trainer.rows import Column
+from streamtrain.trainer.vectors import read_binaries, read_lists
+from streamtrain.types import DType, Feature, Label, Schema, Task
+
+INVALID_BSON = "invalid-bson"
+_BATCH = 4096  # documents located at once: what they take stays in the processor's cache
+
+# What a document is to the trainer.
+LABELLED, WAITING, BAD = np.uint8(0), np.uint8(1), np.uint8(2)
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """n documents. columns, labels: per field [n] or [n, length], zero (or empty) in rows that are not LABELLED
+    and lack the value. outcome [n]: LABELLED, WAITING (a label is absent or null) or BAD. reasons: by row, why
+    it is BAD: `<reason>:<field>` or `invalid-bson`."""
+
+    columns: Mapping[str, Column]
+    labels: Mapping[str, Column]
+    outcome: npt.NDArray[np.uint8]
+    reasons: Mapping[int, str]
+
+    def __len__(self) -> int:
+        return len(self.outcome)
+
+
+class Decoder:
+    """Decodes by one schema. Raises ConfigError when the schema asks for what cannot be decoded."""
+
+    def __init__(self, schema: Schema) -> None:
+        for feature in schema.features:
+            _check_feature(feature)
+        for label in schema.labels:
+            _check_label(label)
+        self._features = schema.features
+        self._labels = schema.labels
+        fields = [feature.field for feature in schema.features] + [label.field for label in schema.labels]
+        self._paths = {path: index for index, path in enumerate(dict.fromkeys(fields))}
+        self._locator = Locator(tuple(self._paths))
+        self._missing = {
+            feature.field: missing_value(feature.field, feature.dtype, feature.missing)
+            for feature in schema.features
+            if feature.missing is not None
+        }
+
+    def decode(self, documents: Sequence[bytes]) -> Decoded:
+        """Raises nothing for whatever the documents hold."""
+        batches = [self._decode(documents[i : i + _BATCH]) for i in range(0, len(documents), _BATCH)]
+        if len(batches) == 1:
+            return batches[0]
+        if not batches:
+            return self._decode(documents)
+        reasons = {
+            number * _BATCH + row: reason for number, batch in enumerate(batches) for row, reason in batch.reasons.items()
+        }
+        return Decoded(
+            columns={f.field: np.concatenate([b.columns[f.field] for b in batches]) for f in self._features},
+            labels={la.field: np.concatenate([b.labels[la.field] for b in batches]) for la in self._labels},
+            outcome=np.concatenate([b.outcome for b in batches]),
+            reasons=reasons,
+        )
+
+    def _decode(self, documents: Sequence[bytes]) -> Decoded:
+        located = self._locator.locate(documents)
+        values = Values.of(located.data)
+        columns: dict[str, Column] = {}
+        labels: dict[str, Column] = {}
+        states: list[tuple[str, States]] = []
+        waiting = np.zeros(len(documents), np.bool_)
+        for feature in self._features:
+            kinds, at = self._place(located, feature.field)
+            columns[feature.field], state = self._feature(feature, values, kinds, at)
+            states.append((feature.field, state))
+        for label in self._labels:
+            kinds, at = self._place(located, label.field)
+            labels[label.field], state = _label(label, values, kinds, at)
+            states.append((label.field, state))
+            waiting |= state == MISSING
+        outcome = np.full(len(documents), LABELLED, np.uint8)
+        reasons: dict[int, str] = {}
+        for field, state in states:
+            for row in np.flatnonzero(state).tolist() if state.any() else ():
+                if not waiting[row] and row not in reasons:
+                    code = int(state[row])
+                    reasons[row] = INVALID_BSON if code == INVALID else f"{REASONS[code]}:{field}"
+        if waiting.any():
+            outcome[waiting] = WAITING
+        if located.malformed.any():
+            for row in np.flatnonzero(located.malformed).tolist():
+                reasons[row] = INVALID_BSON
+        if reasons:
+            outcome[list(reasons)] = BAD
+        return Decoded(columns, labels, outcome, reasons)
+
+    def _place(self, located: Located, field: str) -> tuple[States, Positions]:
+        path = self._paths[field]
+        return located.kind[path], located.at[path]
+
+    def _feature(self, feature: Feature, values: Values, kinds: States, at: Positions) -> tuple[Column, States]:
+        """The column with missing values replaced, and the state of each row that remains."""
+        if feature.length is None:
+            column, states = read_scalars(values, kinds, at, feature.dtype)
+        elif feature.encoding == "binary":
+            column, states = read_binaries(values, kinds, at, feature.dtype, feature.length)
+        else:
+            column, states = read_lists(values, kinds, at, feature.dtype, feature.length)
+        if feature.field in self._missing and states.any():
+            replaced = (states == MISSING) | (states == NON_FINITE)
+            column[replaced] = self._missing[feature.field]
+            states[replaced] = OK
+        if states.ndim == 2:
+            states = states.max(axis=1)
+            if states.any():
+                column[states != OK] = filler(feature.dtype)
+        return column, states
+
+
+def _label(label: Label, values: Values, kinds: States, at: Positions) -> tuple[Column, States]:
+    column, states = read_scalars(values, kinds, at, label.dtype)
+    if label.task is Task.CLASSIFICATION and label.dtype is not DType.BOOL:
+        numbers = column.astype(np.float64)
+        wrong = (states == OK) & ~((numbers >= 0) & (numbers < label.classes) & (np.trunc(numbers) == numbers))
+        if wrong.any():
+            states[wrong] = RANGE
+            column[wrong] = 0
+    return column, states
+
+
+def _check_feature(feature: Feature) -> None:
+    if feature.encoding == "binary":
+        if feature.length is None:
+            raise ConfigError(f"feature {feature.field!r}: encoding: binary needs a length")
+        if feature.dtype not in FLOATS:
+            raise ConfigError(f"feature {feature.field!r}: a binary vector holds float32, not {feature.dtype.value}")
+    if feature.length is not None and feature.length < 1:
+        raise ConfigError(f"feature {feature.field!r}: length must be at least 1")
+
+
+def _check_label(label: Label) -> None:
+    allowed = (*FLOATS, *INTEGERS, DType.BOOL) if label.task is Task.CLASSIFICATION else (*FLOATS, *INTEGERS)
+    if label.dtype not in allowed:
+        raise ConfigError(
+            f"label {label.field!r}: {label.dtype.value} cannot be the label of a {label.task.value}",
+            hint=f"use one of {', '.join(dtype.value for dtype in allowed)}",
+        )
+
+
+def empty_columns(schema: Schema, rows: int) -> tuple[dict[str, Column], dict[str, Column]]:
+    """Features and labels of `rows` rows that hold nothing yet."""
+    features = {
+        feature.field: empty_column(feature.dtype, (rows,) if feature.length is None else (rows, feature.length))
+        for feature in schema.features
+    }
+    return features, {label.field: empty_column(label.dtype, (rows,)) for label in schema.labels}

@@ -1,0 +1,166 @@
+"""Fixed-length vectors: arrays of numbers whose layout is compared at once, and float32 vectors in binaries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
+
+from streamtrain.trainer import bson_types
+from streamtrain.trainer.columns import (
+    INVALID,
+    LENGTH,
+    MISSING,
+    NON_FINITE,
+    NOTHING,
+    OK,
+    TYPE,
+    States,
+    Values,
+    empty_column,
+    filler,
+    read_scalars,
+)
+from streamtrain.trainer.locate import Positions
+from streamtrain.trainer.rows import Column
+from streamtrain.types import DType
+
+_BLOCK_BYTES = 8 * 1024 * 1024  # of arrays compared at once
+_BINARY_HEADER = 5  # int32 length, subtype
+_PLAIN_SUBTYPES = (0x00, 0x80)  # generic, user defined
+_VECTOR_SUBTYPE = 9  # two bytes before the elements: their type, and padding
+_VECTOR_OF_FLOAT32 = 0x0027  # little-endian: type 0x27, no padding
+
+# Element types that are tried on whole arrays; what is of mixed types is read array by array.
+_UNIFORM: dict[DType, tuple[int, ...]] = {
+    DType.FLOAT32: (bson_types.DOUBLE, bson_types.INT32, bson_types.INT64),
+    DType.FLOAT64: (bson_types.DOUBLE, bson_types.INT32, bson_types.INT64),
+    DType.INT32: (bson_types.INT32, bson_types.INT64, bson_types.DOUBLE),
+    DType.INT64: (bson_types.INT64, bson_types.INT32, bson_types.DOUBLE),
+    DType.BOOL: (bson_types.BOOL,),
+    DType.DATETIME: (bson_types.DATETIME,),
+    DType.STRING: (),
+}
+
+
+def read_lists(values: Values, kinds: States, at: Positions, dtype: DType, length: int) -> tuple[Column, States]:
+    """The [n, length] column of BSON arrays, and what became of each element [n, length]; a row that is no array
+    of that length has that state in all its elements."""
+    column = empty_column(dtype, (len(kinds), length))
+    states = _row_states(kinds, bson_types.ARRAY, length)
+    arrays = np.flatnonzero(kinds == bson_types.ARRAY)
+    for kind in _UNIFORM[dtype]:
+        if len(arrays) == 0:
+            break
+        alike, offsets = _alike(values, at[arrays], kind, length)
+        chosen = arrays[alike]
+        if len(chosen):
+            places = (at[chosen][:, np.newaxis] + offsets).ravel()
+            read, read_states = read_scalars(values, np.full(places.shape, kind, np.uint8), places, dtype)
+            column[chosen] = read.reshape(-1, length)
+            states[chosen] = read_states.reshape(-1, length)
+        arrays = arrays[~alike]
+    for row in arrays.tolist():
+        found = _elements(values.data, int(at[row]), length)
+        if isinstance(found, int):
+            states[row] = found
+        else:
+            column[row], states[row] = read_scalars(values, *found, dtype)
+    return column, states
+
+
+def _row_states(kinds: States, wanted: int, length: int) -> States:
+    rows = np.where(kinds == wanted, np.uint8(OK), np.uint8(TYPE))
+    rows[np.isin(kinds, NOTHING)] = MISSING
+    return np.repeat(rows[:, np.newaxis], length, axis=1)
+
+
+def _alike(values: Values, at: Positions, kind: int, length: int) -> tuple[npt.NDArray[np.bool_], Positions]:
+    """Which arrays hold exactly `length` elements of type `kind`, and where in them the values are."""
+    template, mask, offsets = _template(kind, length)
+    alike = values.int32[at] == len(template)
+    candidates = np.flatnonzero(alike)
+    if len(candidates) == 0:
+        return alike, offsets
+    windows = sliding_window_view(values.uint8, len(template))
+    for block in _blocks(candidates, len(template)):
+        alike[block] = ((windows[at[block]] & mask) == template).all(axis=1)
+    return alike, offsets
+
+
+def _template(kind: int, length: int) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint8], Positions]:
+    """An array of `length` elements with its values zero, the mask of everything else, and the values' places."""
+    size = bson_types.FIXED_SIZES[kind]
+    body = b""
+    headers = b"\xff" * 4
+    offsets = []
+    for index in range(length):
+        header = bytes([kind]) + str(index).encode() + b"\0"
+        offsets.append(4 + len(body) + len(header))
+        body += header + bytes(size)
+        headers += b"\xff" * len(header) + bytes(size)
+    template = (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+    return (
+        np.frombuffer(template, np.uint8),
+        np.frombuffer(headers + b"\xff", np.uint8),
+        np.array(offsets, np.int64),
+    )
+
+
+def _blocks(rows: Positions, row_bytes: int) -> Iterator[Positions]:
+    step = max(1, _BLOCK_BYTES // row_bytes)
+    for begin in range(0, len(rows), step):
+        yield rows[begin : begin + step]
+
+
+def _elements(data: bytes, at: int, length: int) -> tuple[States, Positions] | int:
+    """Types and places of an array's elements, or the state of a row that has not `length` of them."""
+    last = at + int.from_bytes(data[at : at + 4], "little") - 1
+    at += 4
+    kinds: list[int] = []
+    places: list[int] = []
+    while at < last:
+        if len(kinds) == length:
+            return LENGTH
+        terminator = data.find(0, at + 1, last)
+        size = None if terminator < 0 else bson_types.value_size(data, data[at], terminator + 1, last)
+        if size is None:
+            return INVALID
+        kinds.append(data[at])
+        places.append(terminator + 1)
+        at = terminator + 1 + size
+    if len(kinds) < length:
+        return LENGTH
+    return np.array(kinds, np.uint8), np.array(places, np.int64)
+
+
+def read_binaries(values: Values, kinds: States, at: Positions, dtype: DType, length: int) -> tuple[Column, States]:
+    """The same of little-endian float32 vectors in binaries, plain or of the vector subtype."""
+    column = empty_column(dtype, (len(kinds), length))
+    states = _row_states(kinds, bson_types.BINARY, length)
+    binaries = np.flatnonzero(kinds == bson_types.BINARY)
+    if len(binaries) == 0:
+        return column, states
+    places = at[binaries]
+    sizes = values.int32[places]
+    subtypes = values.uint8[places + 4]
+    vector = (subtypes == _VECTOR_SUBTYPE) & (sizes >= 2)
+    vector &= (values.int32[places + _BINARY_HEADER] & 0xFFFF) == _VECTOR_OF_FLOAT32
+    begins = places + _BINARY_HEADER + np.where(vector, 2, 0)
+    elements = sizes - np.where(vector, 2, 0)
+    known = vector | np.isin(subtypes, _PLAIN_SUBTYPES)
+    fits = elements == 4 * length
+    states[binaries[~known]] = TYPE
+    states[binaries[known & ~fits]] = LENGTH
+    good = known & fits
+    chosen = binaries[good]
+    if len(chosen):
+        floats = sliding_window_view(values.uint8, 4 * length)[begins[good]].view("<f4")
+        finite = np.isfinite(floats)
+        column[chosen] = floats
+        states[chosen] = np.where(finite, np.uint8(OK), np.uint8(NON_FINITE))
+        if not finite.all():
+            column[states != OK] = filler(dtype)
+    return column, states
