@@ -67,6 +67,14 @@ SOURCE_LAG = Gauge(
     "Age, at publishing, of the newest event published: how far the source is behind the collection.",
     ["source"],
 )
+SOURCE_TRANSACTIONS = Counter(
+    "streamtrain_source_transactions",
+    "Kafka transactions that a source committed: records with their position.",
+    ["source"],
+)
+SOURCE_STATE = Gauge(
+    "streamtrain_source_state", "1 for the state the source is in, 0 for the others.", ["source", "state"]
+)
 SOURCE_RESTARTS = Counter(
     "streamtrain_source_restarts", "Times a source was started again after a failure.", ["source", "reason"]
 )

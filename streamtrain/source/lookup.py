@@ -38,8 +38,12 @@ async def complete(changes: list[ChangeEvent], places: Sequence[int], collection
                 for place in wanted:
                     changes[place] = changes[place]._replace(document=bytes(found.raw))
 
-    async with asyncio.timeout(LOOKUP_DEADLINE_S):
-        await asyncio.gather(*(worker() for _ in range(min(CONCURRENT_LOOKUPS, len(by_key)))))
+    try:
+        async with asyncio.timeout(LOOKUP_DEADLINE_S), asyncio.TaskGroup() as group:
+            for _ in range(min(CONCURRENT_LOOKUPS, len(by_key))):
+                group.create_task(worker())
+    except BaseExceptionGroup as failures:
+        raise failures.exceptions[0] from None
 
 
 def exactly(document_key: bytes) -> bytes:

@@ -29,6 +29,7 @@ class Prefetch:
         self._event_bytes = float(EXPECTED_EVENT_BYTES)
         self._changed = asyncio.Event()
         self._failure: Exception | None = None
+        self._stopped = False
 
     @property
     def held(self) -> int:
@@ -56,18 +57,23 @@ class Prefetch:
         self._failure = failure
         self._changed.set()
 
+    def stop(self) -> None:
+        """From now on `take` returns nothing, at once."""
+        self._stopped = True
+        self._changed.set()
+
     async def take(self, *, records: int, size: int) -> list[Batch]:
-        """The next batches: at least one, and more until they hold `records` events or `size` bytes. What was
-        taken before counts as published."""
+        """The next batches: at least one, and more until they hold `records` events or `size` bytes; none
+        after `stop`. What was taken before counts as published."""
         self._held -= self._taken
         self._taken = 0
         self._changed.set()
-        while not self._batches:
+        while not self._batches and not self._stopped:
             if self._failure is not None:
                 raise self._failure
             await self._change()
         taken: list[Batch] = []
-        while self._batches and records > 0 and size > 0:
+        while self._batches and records > 0 and size > 0 and not self._stopped:
             batch = self._batches.popleft()
             taken.append(batch)
             records -= len(batch.changes)
