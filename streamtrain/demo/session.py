@@ -1,0 +1,220 @@
+"""The demo from its first process to its last: starts the servers and the daemon, writes flights, shows what is
+learned from them, waits until all of it is, and ends what it started in the opposite order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from aiokafka.admin import AIOKafkaAdminClient
+from aiokafka.errors import KafkaError as AioKafkaError
+from pymongo import AsyncMongoClient
+from pymongo.errors import PyMongoError
+
+from streamtrain.clock import Clock
+from streamtrain.demo import trim
+from streamtrain.demo.configuration import COLLECTION, DATABASE, JOB, STATE_DATABASE, Addresses, configuration
+from streamtrain.demo.job import Daemon
+from streamtrain.demo.options import Options
+from streamtrain.demo.reporter import Reporter
+from streamtrain.demo.servers import Servers
+from streamtrain.demo.summary import Summary
+from streamtrain.demo.view import Baselines, Comparison, JobView, LiveView, Rate
+from streamtrain.errors import MongoError, WorkerError
+from streamtrain.registry.store import ManifestStore
+from streamtrain.sandbox.kafka_broker import free_ports
+from streamtrain.sandbox.streams import Written, stream_flights
+
+TRAINING_DEADLINE_S = 180.0
+CATCH_UP_DEADLINE_S = 60.0
+_POLL_S = 0.25
+T = TypeVar("T")
+_EARLY_LABELS = 5000  # after so many, a model should be ahead of what costs nothing
+
+
+class Session:
+    """One run in `directory`, which must be empty."""
+
+    def __init__(self, *, options: Options, directory: Path, reporter: Reporter, clock: Clock) -> None:
+        self._options = options
+        self._directory = directory
+        self._reporter = reporter
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._written = Written()
+        self._baselines = Baselines()
+        self._job = JobView()
+        self._comparison = Comparison()
+        self._after_5000: Comparison | None = None
+        self._first_learned_s: float | None = None
+        self._caught_up_s: float | None = None
+        self._write_rate, self._learn_rate = Rate(), Rate()
+        self._daemon: Daemon | None = None
+
+    @property
+    def artifacts(self) -> Path:
+        return self._directory / "checkpoints"
+
+    async def run(self) -> Summary:
+        """Raises StreamtrainError when a server, the daemon or the job fails. Ends everything it started, also
+        when it is cancelled."""
+        async with AsyncExitStack() as stack:
+            self._reporter.step("starting MongoDB and Kafka")
+            servers = await stack.enter_async_context(Servers(directory=self._directory, clock=self._clock))
+            client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(servers.mongo, tz_aware=True)
+            stack.push_async_callback(client.close)
+            await client[DATABASE].create_collection(COLLECTION)
+            daemon = await self._start_daemon(servers)
+            stack.push_async_callback(self._stop_daemon, daemon)
+            await self._wait_for_training(daemon)
+            trimmer = await self._trimmer(stack, servers, client)
+            async with _beside(self._trim_now_and_then(trimmer)):
+                await self._write_and_show(daemon, client)
+                await self._catch_up(daemon)
+        return self._summary()
+
+    async def _start_daemon(self, servers: Servers) -> Daemon:
+        self._reporter.step("starting streamtrain, whose workers load TensorFlow")
+        addresses = Addresses(mongo=servers.mongo, kafka=servers.kafka, admin=f"127.0.0.1:{free_ports(1)[0]}")
+        config = self._directory / "streamtrain.yaml"
+        config.write_text(
+            configuration(addresses=addresses, artifacts=self.artifacts, workers=self._options.workers),
+            encoding="utf-8",
+        )
+        return await Daemon.start(config=config, admin=addresses.admin, log=self._directory / "daemon.log")
+
+    async def _stop_daemon(self, daemon: Daemon) -> None:
+        self._reporter.step("stopping: the last checkpoint is written")
+        await daemon.stop()
+
+    async def _wait_for_training(self, daemon: Daemon) -> None:
+        began = self._clock.monotonic()
+        while (job := await daemon.job()).phase not in ("training", "saving"):
+            waited = self._clock.monotonic() - began
+            if waited > TRAINING_DEADLINE_S:
+                raise WorkerError(
+                    f"the job is not training after {TRAINING_DEADLINE_S:.0f} s, it is {job.phase}",
+                    hint=f"run it again with --keep and see daemon.log\n{daemon.child.log_tail()}",
+                )
+            self._reporter.step(f"starting streamtrain: {_starting(job)}, {waited:.0f} s")
+            await self._clock.sleep(_POLL_S)
+        self._job = job
+
+    async def _trimmer(
+        self, stack: AsyncExitStack, servers: Servers, client: AsyncMongoClient[dict[str, Any]]
+    ) -> trim.Trimmer:
+        admin = AIOKafkaAdminClient(bootstrap_servers=servers.kafka)
+        stack.push_async_callback(admin.close)
+        await admin.start()
+        return trim.Trimmer(admin=admin, manifests=ManifestStore(database=client[STATE_DATABASE]), job=JOB)
+
+    async def _trim_now_and_then(self, trimmer: trim.Trimmer) -> None:
+        while True:
+            await self._clock.sleep(trim.EVERY_S)
+            with suppress(AioKafkaError):  # it is tried again; nothing depends on this time
+                await trimmer.trim()
+
+    async def _write_and_show(self, daemon: Daemon, client: AsyncMongoClient[dict[str, Any]]) -> None:
+        writing = stream_flights(
+            client[DATABASE][COLLECTION],
+            rate=self._options.rate,
+            duration=self._options.duration,
+            stop=asyncio.Event(),
+            clock=self._clock,
+            written=self._written,
+        )
+        try:
+            async with _beside(writing) as task:
+                while not task.done():
+                    await self._look(daemon, stage=f"{self._options.rate:,.0f} writes a second")
+                    await self._clock.sleep(_POLL_S)
+                await task
+        except PyMongoError as error:
+            raise MongoError(f"the embedded MongoDB does not take writes: {error}") from error
+
+    async def _catch_up(self, daemon: Daemon) -> None:
+        """Waits until all that was written is learned, for a bounded time."""
+        began = self._clock.monotonic()
+        while self._clock.monotonic() - began < CATCH_UP_DEADLINE_S:
+            await self._look(daemon, stage="nothing more is written; learning what is left")
+            if self._job.learned >= self._written.labelled and self._job.backlog == 0:
+                self._caught_up_s = self._clock.monotonic() - began
+                return
+            await self._clock.sleep(_POLL_S)
+
+    async def _look(self, daemon: Daemon, *, stage: str) -> None:
+        self._job = await daemon.job()
+        now = self._clock.monotonic()
+        if self._first_learned_s is None and self._job.learned:
+            self._first_learned_s = now - self._began
+        self._baselines.written(self._written.labels)
+        self._written.labels.clear()
+        self._comparison = self._baselines.compare(self._job)
+        if self._after_5000 is None and self._comparison.labels >= _EARLY_LABELS:
+            self._after_5000 = self._comparison
+        self._reporter.show(self._view(now, stage), now=now)
+
+    def _view(self, now: float, stage: str) -> LiveView:
+        written = self._written
+        return LiveView(
+            elapsed=written.seconds,
+            duration=self._options.duration,
+            stage=stage,
+            inserts=written.inserts,
+            updates=written.updates,
+            deletes=written.deletes,
+            behind_s=written.behind_s,
+            flight_time_ms=written.flight_time_ms,
+            write_rate=self._write_rate.at(now, written.events),
+            learn_rate=self._learn_rate.at(now, self._job.learned),
+            write_history=tuple(self._write_rate.history),
+            learn_history=tuple(self._learn_rate.history),
+            job=self._job,
+            comparison=self._comparison,
+            first_learned_s=self._first_learned_s,
+        )
+
+    def _summary(self) -> Summary:
+        written = self._written
+        kept = str(self._directory) if self._options.keep else None
+        return Summary(
+            inserts=written.inserts,
+            updates=written.updates,
+            deletes=written.deletes,
+            writing_s=written.seconds,
+            behind_s=written.behind_s,
+            job=self._job,
+            comparison=self._comparison,
+            after_5000=self._after_5000,
+            first_learned_s=self._first_learned_s,
+            caught_up_s=self._caught_up_s,
+            kept=kept,
+            checkpoint=str(self.artifacts) if kept else None,
+        )
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Runs `work` beside the block and ends it with the block; if it failed, so does a block that did not."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        failure = None if task.cancelled() else task.exception()
+    if failure is not None:
+        raise failure
+
+
+def _starting(job: JobView) -> str:
+    """The phase in words."""
+    return {
+        "starting": "connecting to MongoDB and Kafka",
+        "idle": "following the collection",
+        "forming": "the workers load TensorFlow",
+        "backoff": "a worker failed, trying again",
+    }.get(job.phase, job.phase)
