@@ -363,7 +363,7 @@ class Manifest:
 
     id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
     counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
-    (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: offsets at which the retrain
+    (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: places at which the retrain
     that began this lineage has caught up; None once it has, or without one.
     """
 
@@ -388,7 +388,7 @@ class Manifest:
     schema_fingerprint: str
     model_fingerprint: str
     worker_state: Mapping[str, Any] = field(default_factory=dict)
-    retrain_until: tuple[int, ...] | None = None
+    retrain_until: tuple[Learned, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,6 +67,9 @@ class Deadlines:
         return replace(self, ready=self.ready * factor, progress=self.progress * factor)
 
 
+DEADLINES = Deadlines()
+
+
 class Group:
     """Every wait raises the group's failure as soon as there is one; `stop` or `kill` must then be called."""
 
@@ -78,7 +81,7 @@ class Group:
         world: int,
         launcher: Launcher,
         clock: Clock,
-        deadlines: Deadlines = Deadlines(),
+        deadlines: Deadlines = DEADLINES,
     ) -> None:
         self.generation = generation
         self.world = world
@@ -183,10 +186,15 @@ class Group:
         for member in self._members:
             self._send(member, StartRound(self.generation, round), self._deadlines.round)
 
-    async def next_report(self) -> RoundReport:
-        """The merged report of the oldest round in flight. May be cancelled and called again."""
+    async def reported(self) -> None:
+        """Returns once `take_report` has one."""
         await self._wait(self._reported.wait())
-        report = self._merged.popleft()  # nothing is awaited from here on: a cancelled caller loses no report
+
+    def take_report(self) -> RoundReport | None:
+        """The merged report of the oldest round in flight. Nothing is awaited: no report can be lost here."""
+        if not self._merged:
+            return None
+        report = self._merged.popleft()
         if not self._merged:
             self._reported.clear()
         self.in_flight -= 1

@@ -1,0 +1,123 @@
+"""What a lineage has learned so far: grows with each report, becomes a manifest, and comes back from one. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from streamtrain import scores
+from streamtrain.control.merge import add_counts
+from streamtrain.errors import ContinuityError
+from streamtrain.types import Frontier, Learned, Manifest, PartitionFrontier, Round, RoundCounts, RoundReport, Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """The fields are those of `Manifest` with the same names."""
+
+    lineage: str
+    learned: tuple[Learned, ...]
+    window_begins: tuple[int, ...]
+    rounds: int = 0
+    steps: int = 0
+    rows_learned: int = 0
+    counts: RoundCounts = field(default_factory=RoundCounts)
+    scores: Mapping[str, Scores] = field(default_factory=dict)
+    retrain_until: tuple[Learned, ...] | None = None
+
+    def after(self, round: Round, report: RoundReport) -> Progress:
+        """Raises ContinuityError when the report is not that of the round, or leaves a part of it out."""
+        if report.round != round.number or round.number != self.rounds:
+            raise ContinuityError(
+                f"a report of round {report.round} where round {round.number} was due, after {self.rounds} rounds"
+            )
+        learned = list(self.learned)
+        for asked in round.fresh:
+            place = report.learned.get(asked.partition)
+            if place is None and not asked.span:
+                continue
+            if place is None or place.offset < asked.end or place.count < learned[asked.partition].count:
+                raise ContinuityError(
+                    f"round {round.number} was to learn partition {asked.partition} "
+                    f"through offset {asked.end}, but reports {place}"
+                )
+            learned[asked.partition] = place
+        return replace(
+            self,
+            learned=tuple(learned),
+            window_begins=round.window_begins,
+            rounds=self.rounds + 1,
+            steps=self.steps + report.steps,
+            rows_learned=self.rows_learned + report.counts.learned,
+            counts=add_counts([self.counts, report.counts]),
+            scores={
+                label: scores.merge(self.scores.get(label, Scores()), report.scores.get(label, Scores()))
+                for label in dict.fromkeys([*self.scores, *report.scores])
+            },
+            retrain_until=None if _reached(learned, self.retrain_until) else self.retrain_until,
+        )
+
+
+def _reached(learned: Sequence[Learned], until: Sequence[Learned] | None) -> bool:
+    return until is None or all(place.offset >= end.offset for place, end in zip(learned, until, strict=True))
+
+
+def of_manifest(manifest: Manifest) -> Progress:
+    return Progress(
+        lineage=manifest.lineage,
+        learned=manifest.learned,
+        window_begins=manifest.window_begins,
+        rounds=manifest.rounds,
+        steps=manifest.steps,
+        rows_learned=manifest.rows_learned,
+        counts=manifest.counts,
+        scores=manifest.scores,
+        retrain_until=manifest.retrain_until,
+    )
+
+
+def retrained(head: Manifest, *, lineage: str, begins: Sequence[Learned], frontier: Frontier) -> Progress:
+    """The start of a retrain: from the window's begin, unscored through where the head has been scored. A topic
+    that ends before that is another one than the head learned from: nothing in it has been scored."""
+    until: tuple[Learned, ...] | None = head.learned
+    if any(place.offset > part.end for place, part in zip(head.learned, frontier.partitions, strict=True)):
+        until = None
+    elif head.retrain_until is not None:
+        until = tuple(
+            max(pair, key=lambda place: place.offset) for pair in zip(head.learned, head.retrain_until, strict=True)
+        )
+    return Progress(
+        lineage=lineage,
+        learned=tuple(begins),
+        window_begins=tuple(place.offset for place in begins),
+        retrain_until=None if _reached(begins, until) else until,
+    )
+
+
+def frontier_of_retrain(frontier: Frontier, until: Sequence[Learned]) -> Frontier:
+    """The frontier as a retrain may see it, so that no round holds both rows that were scored and rows that
+    were not."""
+    capped = tuple(
+        PartitionFrontier(part.begin, min(part.end, end.offset), end.count)
+        for part, end in zip(frontier.partitions, until, strict=True)
+    )
+    return replace(frontier, partitions=capped)
+
+
+def remaining(learned: Sequence[Learned], until: Sequence[Learned]) -> int:
+    """Records that a retrain has still to learn before it has caught up."""
+    return sum(max(0, end.count - place.count) for place, end in zip(learned, until, strict=True))
+
+
+def skip_removed(places: Sequence[Learned], frontier: Frontier) -> tuple[Learned, ...]:
+    """Places moved to the log start where retention has removed nothing but what lies before them: read from
+    there, since the offsets themselves are gone."""
+    return tuple(
+        Learned(max(place.offset, part.begin), place.count)
+        for place, part in zip(places, frontier.partitions, strict=True)
+    )
+
+
+def learned_more(progress: Progress, head: Manifest | None) -> bool:
+    """Whether there is anything in memory that the head manifest does not say."""
+    return progress.rounds > (head.rounds if head is not None and head.lineage == progress.lineage else 0)

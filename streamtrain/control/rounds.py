@@ -1,0 +1,152 @@
+"""The inner loop of a generation: cuts rounds as data comes, keeps one queued while one runs, and counts as
+learned what the reports say, never what was planned."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from streamtrain import config
+from streamtrain.clock import Clock
+from streamtrain.control.forming import check_retention
+from streamtrain.control.group import MAX_ROUNDS_IN_FLIGHT, Group
+from streamtrain.control.observer import Observer
+from streamtrain.control.progress import Progress, frontier_of_retrain, skip_removed
+from streamtrain.ports import Action, OffsetsPort, Planner
+from streamtrain.types import Frontier, Learned, Planned, PlanRequest, PlanSettings, RetentionState
+
+
+class Rounds:
+    """Lives as long as its group. All methods may be cancelled and called again: no report is lost."""
+
+    def __init__(
+        self,
+        *,
+        job: config.Job,
+        group: Group,
+        progress: Progress,
+        offsets: OffsetsPort,
+        plan: Planner,
+        observer: Observer,
+        clock: Clock,
+        actions: Sequence[Action],
+    ) -> None:
+        self.progress = progress
+        self._job = job
+        self._group = group
+        self._offsets = offsets
+        self._plan = plan
+        self._observer = observer
+        self._clock = clock
+        self._actions = actions
+        self._settings = PlanSettings(
+            max_wait_s=job.round.max_wait,
+            max_records=job.round.max_records,
+            batch_size=job.round.batch_size,
+            replay_ratio=job.round.replay_ratio,
+            seed=job.seed,
+        )
+        self._in_flight: deque[Planned] = deque()
+        self._planned = progress.learned
+        self._waiting_since: float | None = None
+
+    async def train(self, checkpoint_due: Callable[[Progress, float], float | None]) -> None:
+        """Until `checkpoint_due`, which says when the next checkpoint is due, if any. Raises the group's failure,
+        and OffsetError when records are gone that were not learned."""
+        while True:
+            await self._check_retention()
+            frontier = await self._visible_frontier()
+            now = self._clock.monotonic()
+            due = checkpoint_due(self.progress, now)
+            if due is not None and now >= due:
+                return
+            until = await self._cut(frontier, now)
+            wakes = [moment for moment in (due, until) if moment is not None]
+            await self._wake(frontier, min(wakes) - now if wakes else None)
+            self._take_reports()
+
+    async def finish(self) -> None:
+        """Until no round is in flight."""
+        self._take_reports()
+        while self._in_flight:
+            await self._group.reported()
+            self._take_reports()
+
+    async def _check_retention(self) -> None:
+        seen = self._observer.retention
+        if seen is not None and seen.state in (RetentionState.LOST, RetentionState.AHEAD):
+            await check_retention(self._job.name, self._offsets, self.progress.learned)
+
+    async def _visible_frontier(self) -> Frontier:
+        frontier = await self._offsets.frontier()
+        until = self.progress.retrain_until
+        return frontier if until is None else frontier_of_retrain(frontier, until)
+
+    async def _cut(self, frontier: Frontier, now: float) -> float | None:
+        """Starts what rounds can be started; returns when to look again, None until something happens."""
+        while True:
+            await self._skip_removed(frontier)
+            decision = self._plan(self._request(frontier, now))
+            if not isinstance(decision, Planned):
+                self._waiting_since = None if decision.until is None else self._waiting_since or now
+                return decision.until
+            if len(self._in_flight) >= MAX_ROUNDS_IN_FLIGHT:
+                self._waiting_since = self._waiting_since or now
+                return None
+            self._group.start_round(decision.round)
+            self._in_flight.append(decision)
+            self._planned = decision.planned
+            if all(place.offset >= part.end for place, part in zip(self._planned, frontier.partitions, strict=True)):
+                self._waiting_since = None
+
+    def _request(self, frontier: Frontier, now: float) -> PlanRequest:
+        return PlanRequest(
+            number=self.progress.rounds + len(self._in_flight),
+            planned=self._planned,
+            frontier=frontier,
+            window_begins=self._observer.window_begins,
+            settings=self._settings,
+            waiting_since=self._waiting_since,
+            now=now,
+            scored=self.progress.retrain_until is None,
+        )
+
+    async def _skip_removed(self, frontier: Frontier) -> None:
+        """Past offsets that Kafka has removed, if all that was in them is planned; else raises OffsetError."""
+        if any(part.begin > place.offset for part, place in zip(frontier.partitions, self._planned, strict=True)):
+            await check_retention(self._job.name, self._offsets, self._planned)
+            self._planned = skip_removed(self._planned, frontier)
+
+    async def _wake(self, frontier: Frontier, wait_s: float | None) -> None:
+        """Until a report is there, more is published, or `wait_s` have passed; raises the group's failure."""
+        waits = {asyncio.ensure_future(self._group.reported()), asyncio.ensure_future(self._offsets.changed(frontier))}
+        if wait_s is not None:
+            waits.add(asyncio.ensure_future(self._clock.sleep(wait_s)))
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
+        finally:
+            for each in waits:
+                each.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
+
+    def _take_reports(self) -> None:
+        while (report := self._group.take_report()) is not None:
+            asked = self._in_flight.popleft()
+            self.progress = self.progress.after(asked.round, report)
+            self._correct_plan(asked)
+            self._observer.follow(self.progress.learned)
+            for action in self._actions:
+                action(self._job.name, report)
+
+    def _correct_plan(self, done: Planned) -> None:
+        """Plans hold estimated counts where a round ended inside what was published; reports hold true ones."""
+        if not self._in_flight:
+            self._planned = self.progress.learned
+            return
+        self._planned = tuple(
+            Learned(ahead.offset, ahead.count + learned.count - planned.count)
+            for ahead, learned, planned in zip(self._planned, self.progress.learned, done.planned, strict=True)
+        )
