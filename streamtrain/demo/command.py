@@ -17,7 +17,6 @@ from rich.console import Console
 from streamtrain.clock import SystemClock
 from streamtrain.demo.options import Options, parse_options
 from streamtrain.demo.reporter import LineReporter, Reporter, ScreenReporter
-from streamtrain.demo.session import Session
 from streamtrain.demo.summary import Summary, render_summary
 from streamtrain.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK
 
@@ -52,6 +51,8 @@ def demo(*, rate: float, duration: str, workers: int, json: bool, keep: bool) ->
 
 async def _run(options: Options, directory: Path, reporter: Reporter) -> Summary | None:
     """None when it was interrupted. A first signal ends the session in order, a second one at once."""
+    from streamtrain.demo.session import Session  # its clients take long to import for a wrong option
+
     session = Session(options=options, directory=directory, reporter=reporter, clock=SystemClock())
     task = asyncio.create_task(session.run())
     interrupted = False

@@ -8,6 +8,7 @@ from typing import Protocol
 from rich.console import Console
 from rich.live import Live
 from rich.spinner import Spinner
+from rich.text import Text
 
 from streamtrain.demo.screen import render, seconds
 from streamtrain.demo.view import LiveView
@@ -17,8 +18,8 @@ _REFRESH_PER_SECOND = 8
 
 
 class Reporter(Protocol):
-    def step(self, text: str) -> None:
-        """What is being waited for now."""
+    def step(self, text: str, *, waited: float = 0.0) -> None:
+        """What is being waited for, and for how many seconds."""
 
     def show(self, view: LiveView, *, now: float) -> None:
         """now: monotonic clock seconds."""
@@ -32,14 +33,16 @@ class ScreenReporter:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._live: Live | None = None
-        self._panel = False
+        self._spinner: Spinner | None = None
 
-    def step(self, text: str) -> None:
-        spinner = Spinner("dots", text=text, style="cyan")
-        self._begin().update(spinner, refresh=True)
+    def step(self, text: str, *, waited: float = 0.0) -> None:
+        shown = Text.assemble(text, (f"  {waited:.0f} s" if waited >= 1 else "", "dim"))
+        if self._spinner is None:
+            self._spinner = Spinner("dots", style="cyan")
+        self._spinner.update(text=shown)
+        self._begin().update(self._spinner)
 
     def show(self, view: LiveView, *, now: float) -> None:
-        self._panel = True
         self._begin().update(render(view))
 
     def _begin(self) -> Live:
@@ -60,12 +63,15 @@ class LineReporter:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._last: float | None = None
-        self._step = ""
+        self._step = ("", 0.0)
 
-    def step(self, text: str) -> None:
-        if text != self._step:
-            self._step = text
-            self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+    def step(self, text: str, *, waited: float = 0.0) -> None:
+        said, then = self._step
+        if text == said and waited - then < _LINE_EVERY_S:
+            return
+        self._step = (text, waited)
+        shown = f"{text}, {waited:.0f} s" if waited >= 1 else text
+        self._console.print(shown, highlight=False, markup=False, soft_wrap=True)
 
     def show(self, view: LiveView, *, now: float) -> None:
         if self._last is not None and now - self._last < _LINE_EVERY_S:

@@ -99,7 +99,7 @@ class Session:
                     f"the job is not training after {TRAINING_DEADLINE_S:.0f} s, it is {job.phase}",
                     hint=f"run it again with --keep and see daemon.log\n{daemon.child.log_tail()}",
                 )
-            self._reporter.step(f"starting streamtrain: {_starting(job)}, {waited:.0f} s")
+            self._reporter.step(f"starting streamtrain: {_starting(job)}", waited=waited)
             await self._clock.sleep(_POLL_S)
         self._job = job
 
