@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from streamtrain import config
 from streamtrain.errors import DependencyError
 from streamtrain.sandbox.apache_kafka import CACHE_VARIABLE, DEFAULT_CACHE, ApacheKafka, find_apache
 from streamtrain.sandbox.kafka_broker import KafkaBroker
+from streamtrain.sandbox.mongo_server import MongoProcess, ThreadedMongo
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -76,3 +77,31 @@ def apache_kafka_config(apache_kafka: ApacheKafka) -> config.Kafka:
 def each_kafka_config(request: pytest.FixtureRequest) -> config.Kafka:
     """For contract tests: once on the light broker, once on Apache Kafka."""
     return _settings(request.getfixturevalue(f"{request.param}_kafka"))
+
+
+# ---------------------------------------------------------------------------------------------- MongoDB
+
+
+@pytest.fixture
+def mongo_server() -> Iterator[ThreadedMongo]:
+    """A fresh server on a free port, in a thread: `.uri`, `.faults`, `.cut_oplog()`, `.drop_connections()`."""
+    server = ThreadedMongo()
+    server.start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture
+def mongo_process() -> Iterator[Callable[..., MongoProcess]]:
+    """Starts servers in processes of their own, which can be killed: `mongo_process(data_file=..., port=...)`."""
+    servers: list[MongoProcess] = []
+
+    def start(**options: object) -> MongoProcess:
+        server = MongoProcess(**options)  # type: ignore[arg-type]
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.stop()
