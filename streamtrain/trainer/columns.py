@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ NOTHING = (ABSENT, bson_types.NULL, bson_types.UNDEFINED)
 _EXACT_FLOAT64 = 2**53  # every integer up to here is a float64
 
 
-def filler(dtype: DType) -> object:
+def filler(dtype: DType) -> Any:
     """What stands in a column where there is no value."""
     return b"" if dtype is DType.STRING else 0
 
@@ -231,7 +232,7 @@ _READERS: dict[DType, dict[int, _Reader]] = {
 }
 
 
-def missing_value(field: str, dtype: DType, value: float | int | bool | str) -> object:
+def missing_value(field: str, dtype: DType, value: float | int | bool | str) -> Any:
     """The configured replacement of missing values as the column holds it. Raises ConfigError."""
     wrong = ConfigError(f"feature {field!r}: missing: {value!r} is no {dtype.value}")
     if dtype is DType.STRING:

@@ -80,7 +80,9 @@ class Decoder:
         if not batches:
             return self._decode(documents)
         reasons = {
-            number * _BATCH + row: reason for number, batch in enumerate(batches) for row, reason in batch.reasons.items()
+            number * _BATCH + row: reason
+            for number, batch in enumerate(batches)
+            for row, reason in batch.reasons.items()
         }
         return Decoded(
             columns={f.field: np.concatenate([b.columns[f.field] for b in batches]) for f in self._features},

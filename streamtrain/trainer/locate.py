@@ -14,7 +14,6 @@ from streamtrain.trainer.bson_types import (
     DOCUMENT,
     FIXED_SIZES,
     LENGTH_PREFIXED,
-    REGEX,
     TERMINATED,
     value_size,
 )
@@ -136,7 +135,9 @@ class _Walk:
     def framed(self, starts: Positions, sizes: Positions) -> npt.NDArray[np.bool_]:
         """Whether a document of `sizes` bytes says so itself, and ends with its terminator."""
         lengths = self._lengths[starts]
-        return (sizes >= 5) & (lengths == sizes) & (self._bytes[starts + np.maximum(sizes, 1) - 1] == 0)
+        closed = self._bytes[starts + np.maximum(sizes, 1) - 1] == 0
+        framed: npt.NDArray[np.bool_] = (sizes >= 5) & (lengths == sizes) & closed
+        return framed
 
     def framed_one(self, start: int, size: int) -> bool:
         data = self._data
@@ -237,8 +238,7 @@ class _Walk:
                 sound &= self._bytes[np.where(sound, after - 1 - TERMINATED[kind], 0)] == 0
             return after, sound
         sizes = [
-            value_size(self._data, kind, value, end)
-            for value, end in zip(values.tolist(), ends.tolist(), strict=True)
+            value_size(self._data, kind, value, end) for value, end in zip(values.tolist(), ends.tolist(), strict=True)
         ]
         sound = np.array([size is not None for size in sizes], np.bool_)
         return values + np.array([size or 0 for size in sizes], np.int64), sound
@@ -280,7 +280,7 @@ def _header(raw: bytes) -> _Header:
     words = []
     for offset in range(0, len(raw), 8):
         part = raw[offset : offset + 8]
-        mask = (1 << 8 * len(part)) - 1
-        words.append((offset, np.uint64(int.from_bytes(part, "little")), np.uint64(mask)))
-    (_, word, mask), *tail = words
-    return _Header(kind=raw[0], name=raw[1:-1], size=len(raw), word=word, mask=np.uint64(mask), tail=tuple(tail))
+        bits = (1 << 8 * len(part)) - 1
+        words.append((offset, np.uint64(int.from_bytes(part, "little")), np.uint64(bits)))
+    _, first, mask = words[0]
+    return _Header(kind=raw[0], name=raw[1:-1], size=len(raw), word=first, mask=mask, tail=tuple(words[1:]))

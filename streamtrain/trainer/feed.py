@@ -1,0 +1,217 @@
+"""Feeds the loop: a thread of its own reads the owned partitions of each round, decodes them and keeps them in
+memory, ahead of the steps that learn them, but never more than a few rounds."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from streamtrain import config
+from streamtrain.clock import Clock
+from streamtrain.errors import WorkerError
+from streamtrain.trainer.assemble import Intake, Refused, RoundBuilder
+from streamtrain.trainer.dead_letters import DeadLetters, Letter
+from streamtrain.trainer.decode import Decoder
+from streamtrain.trainer.headers import headers_of
+from streamtrain.trainer.memory import PartitionMemory
+from streamtrain.trainer.reader import Reader
+from streamtrain.trainer.rows import RoundRows
+from streamtrain.types import Learned, Round
+
+ROUNDS_AHEAD = 2
+AHEAD_BYTES = 256 * 1024 * 1024  # of rows that are not learned yet; a single round may be larger
+_STOP_WITHIN_S = 10.0
+
+T = TypeVar("T")
+
+
+class Feed:
+    """Rounds in, decoded rows out, in the order of `submit`. Call it from any thread but its own.
+
+    partitions: those that this rank owns. learned: where each of them is read on from. window_begins: what
+    `refill` reads from. on_progress(stage, records): called only when something was really read.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: config.Job,
+        kafka: config.Kafka,
+        topic: str,
+        topic_epoch: int,
+        partitions: tuple[int, ...],
+        learned: Mapping[int, Learned],
+        window_begins: Mapping[int, int],
+        dead_letter_topic: str,
+        dead_letter_origin: str,
+        clock: Clock,
+        on_progress: Callable[[str, int], None],
+    ) -> None:
+        schema = job.schema_()
+        self._kafka = kafka
+        self._topic = topic
+        self._topic_epoch = topic_epoch
+        self._partitions = tuple(sorted(partitions))
+        self._learned = dict(learned)
+        self._window_begins = dict(window_begins)
+        self._dead_letter_topic = dead_letter_topic
+        self._origin = dead_letter_origin
+        self._clock = clock
+        self._on_progress = on_progress
+        self._decoder = Decoder(schema)
+        self._memories = {
+            number: PartitionMemory(schema=schema, partition=number, half_life=job.window.half_life)
+            for number in self._partitions
+        }
+        self._loop = asyncio.new_event_loop()
+        self._reader: Reader
+        self._dead_letters: DeadLetters
+        self._serving: asyncio.Task[None] | None = None
+        self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
+        self._submitted: asyncio.Queue[Round] = asyncio.Queue()
+        self._ready: queue.SimpleQueue[RoundRows | BaseException] = queue.SimpleQueue()
+        self._room = asyncio.Event()
+        self._ahead_rounds = 0
+        self._ahead_bytes = 0
+        self._error: BaseException | None = None
+
+    def start(self) -> None:
+        """Connects. Raises KafkaError, OffsetError."""
+        self._thread.start()
+        self._call(self._connect())
+
+    def refill(self) -> None:
+        """Reads the window up to what was learned into memory; then rounds are served."""
+        self._call(self._refill())
+
+    def submit(self, round_: Round) -> None:
+        """Queues a round: it is read while earlier ones are learned."""
+        self._loop.call_soon_threadsafe(self._submitted.put_nowait, round_)
+
+    def next(self) -> RoundRows:
+        """The next submitted round, once it is read. Raises what stopped the feed."""
+        if self._error is None:
+            ready = self._ready.get()
+            if isinstance(ready, RoundRows):
+                self._loop.call_soon_threadsafe(self._handed_over, _size(ready))
+                return ready
+            self._error = ready
+        raise self._error
+
+    def flush_dead_letters(self) -> None:
+        """Returns once every dead letter of the rounds that `next` returned is acknowledged. Raises KafkaError."""
+        self._call(self._dead_letters.flush())
+
+    def close(self) -> None:
+        """Ends the thread; what was read ahead is dropped. May be called twice."""
+        if not self._thread.is_alive():
+            return
+        self._call(self._disconnect())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(_STOP_WITHIN_S)
+        if self._thread.is_alive():
+            raise WorkerError(f"the feed did not stop within {_STOP_WITHIN_S:g} s")
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs `work` in the feed's thread and waits for it: everything in it has deadlines of its own."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    # ------------------------------------------------------------------ in the feed's own thread
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            self._loop.close()
+
+    async def _connect(self) -> None:
+        self._reader = Reader(kafka=self._kafka, topic=self._topic, partitions=self._partitions, clock=self._clock)
+        self._dead_letters = DeadLetters(kafka=self._kafka, topic=self._dead_letter_topic)
+        await self._reader.start()
+
+    async def _disconnect(self) -> None:
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.gather(self._serving, return_exceptions=True)
+        async with asyncio.timeout(_STOP_WITHIN_S):
+            await self._reader.stop()
+            await self._dead_letters.stop()
+
+    async def _refill(self) -> None:
+        begins = await self._reader.locate(learned=self._learned, window_begins=self._window_begins)
+        for number, memory in self._memories.items():
+            memory.evict(begins[number])
+        intake = Intake(decoder=self._decoder, memories=self._memories, clock=self._clock)
+        async for chunk in self._reader.read({number: place.offset for number, place in self._learned.items()}):
+            intake.take(chunk)  # what is bad in it has become a dead letter when it was learned
+            self._on_progress("refill", sum(map(len, chunk)))
+        self._reader.expect(self._learned)
+        self._serving = asyncio.create_task(self._serve(), name="feed")
+
+    async def _serve(self) -> None:
+        try:
+            while True:
+                while self._ahead_rounds >= ROUNDS_AHEAD or self._ahead_bytes >= AHEAD_BYTES:
+                    self._room.clear()
+                    await self._room.wait()
+                ready = await self._read(await self._submitted.get())
+                self._ahead_rounds += 1
+                self._ahead_bytes += _size(ready)
+                self._ready.put(ready)
+        except Exception as error:  # noqa: BLE001 - raised again by `next`, in the thread that can act on it
+            self._ready.put(error)
+
+    def _handed_over(self, size: int) -> None:
+        self._ahead_rounds -= 1
+        self._ahead_bytes -= size
+        self._room.set()
+
+    async def _read(self, round_: Round) -> RoundRows:
+        self._check(round_)
+        started = self._clock.monotonic()
+        working = 0.0
+        builder = RoundBuilder(round_=round_, decoder=self._decoder, memories=self._memories, clock=self._clock)
+        ends = {number: round_.fresh[number].end for number in self._partitions}
+        async for chunk in self._reader.read(ends):
+            began = self._clock.monotonic()
+            refused = builder.take(chunk)
+            working += self._clock.monotonic() - began
+            if refused:
+                await self._dead_letters.write([self._letter(bad) for bad in refused])
+            self._on_progress("read", sum(map(len, chunk)))
+        counts = self._reader.counts()
+        self._learned = {
+            number: Learned(offset=end, count=self._learned[number].count if (n := counts[number]) is None else n)
+            for number, end in ends.items()
+        }
+        read_seconds = self._clock.monotonic() - started - working
+        return builder.finish(learned=self._learned, read_seconds=read_seconds)
+
+    def _check(self, round_: Round) -> None:
+        """Raises WorkerError unless the round goes on where the last one ended."""
+        for number in self._partitions:
+            fresh, expected = round_.fresh[number], self._learned[number].offset
+            same = fresh.topic == self._topic and fresh.epoch == self._topic_epoch and fresh.partition == number
+            if not same or fresh.begin != expected or fresh.end < fresh.begin:
+                raise WorkerError(
+                    f"round {round_.number} asks for {fresh}, but {self._topic}/{number} was learned up to {expected}"
+                )
+
+    def _letter(self, bad: Refused) -> Letter:
+        records, place = bad.records, bad.place
+        return Letter(
+            origin=f"{self._origin}/{records.partition}/{int(records.offsets[place])}",
+            reason=bad.reason,
+            value=records.values[place],
+            headers=(("key", records.keys[place]), *headers_of(records, place)),
+        )
+
+
+def _size(ready: RoundRows) -> int:
+    return sum(
+        column.nbytes for rows in ready.rows for columns in (rows.columns, rows.labels) for column in columns.values()
+    )

@@ -1,0 +1,114 @@
+"""Labelled versions of one partition as columns, ordered by offset: appended at the end, evicted at the front,
+and taken out where a newer version or a delete has come."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import compress
+
+import numpy as np
+import numpy.typing as npt
+
+from streamtrain.trainer.decode import Decoded, empty_columns
+from streamtrain.trainer.records import Records
+from streamtrain.trainer.rows import Column
+from streamtrain.types import Schema
+
+_LEAST_CAPACITY = 64
+_STRING_BYTES = 60  # of a short string object, about
+
+Places = npt.NDArray[np.int64]
+
+
+class VersionLog:
+    """Places are indices into the arrays; they are valid until the next `append` or `evict`."""
+
+    def __init__(self, schema: Schema) -> None:
+        self._columns, self._labels = empty_columns(schema, _LEAST_CAPACITY)
+        self.offsets = np.zeros(_LEAST_CAPACITY, np.int64)
+        self.cluster_times = np.zeros(_LEAST_CAPACITY, np.int64)
+        self._alive = np.zeros(_LEAST_CAPACITY, np.bool_)
+        self._identities: list[tuple[bytes, bytes]] = []  # (namespace, key) of the places [0, tail)
+        self._head = 0
+        self._tail = 0
+
+    @property
+    def nbytes(self) -> int:
+        """About what the versions take."""
+        strings = sum(column.size for column in self._columns.values() if column.dtype == np.object_)
+        arrays = [self.offsets, self.cluster_times, self._alive, *self._columns.values(), *self._labels.values()]
+        return sum(array.nbytes for array in arrays) + _STRING_BYTES * strings * self._tail // len(self.offsets)
+
+    def append(self, records: Records, places: Places, decoded: Decoded, rows: Places) -> None:
+        """Adds the records at `places`, whose values are the `rows` of decoded."""
+        n = len(places)
+        if n == 0:
+            return
+        self._make_room(n)
+        new = slice(self._tail, self._tail + n)
+        source = _as_slice(rows)
+        for field, column in self._columns.items():
+            column[new] = decoded.columns[field][source]
+        for field, column in self._labels.items():
+            column[new] = decoded.labels[field][source]
+        self.offsets[new] = records.offsets[places]
+        self.cluster_times[new] = records.cluster_times[places]
+        self._alive[new] = True
+        keys, namespaces = records.keys, records.namespaces
+        self._identities.extend((namespaces[place], keys[place]) for place in places.tolist())
+        self._tail += n
+
+    def remove(self, offsets: npt.NDArray[np.int64]) -> None:
+        """Takes out the versions of these offsets."""
+        self._alive[self._head + np.searchsorted(self.offsets[self._head : self._tail], offsets)] = False
+
+    def evict(self, begin: int) -> list[tuple[bytes, bytes, int]]:
+        """Drops the versions below `begin`; returns (namespace, key, offset) of those that were the latest."""
+        cut = self._cut(begin)
+        gone = np.flatnonzero(self._alive[self._head : cut]) + self._head
+        self._alive[self._head : cut] = False
+        self._head = cut
+        return [
+            (*self._identities[place], offset)
+            for place, offset in zip(gone.tolist(), self.offsets[gone].tolist(), strict=True)
+        ]
+
+    def places(self, below: int) -> Places:
+        """The versions with offsets below `below`, in order of offset."""
+        return np.flatnonzero(self._alive[self._head : self._cut(below)]) + self._head
+
+    def take(self, places: Places) -> tuple[Mapping[str, Column], Mapping[str, Column]]:
+        return (
+            {field: column[places] for field, column in self._columns.items()},
+            {field: column[places] for field, column in self._labels.items()},
+        )
+
+    def _cut(self, offset: int) -> int:
+        return self._head + int(np.searchsorted(self.offsets[self._head : self._tail], offset))
+
+    def _make_room(self, n: int) -> None:
+        """Moves what is alive to the front, of larger arrays where it takes more than half of these."""
+        capacity = len(self.offsets)
+        if self._tail + n <= capacity:
+            return
+        alive = np.flatnonzero(self._alive[: self._tail])
+        while len(alive) + n > capacity // 2:
+            capacity *= 2
+        self._identities = list(compress(self._identities, self._alive[: self._tail].tolist()))
+
+        def moved(old: Column) -> Column:
+            new = np.zeros((capacity, *old.shape[1:]), old.dtype)
+            new[: len(alive)] = old[alive]
+            return new
+
+        self._columns = {field: moved(column) for field, column in self._columns.items()}
+        self._labels = {field: moved(column) for field, column in self._labels.items()}
+        self.offsets, self.cluster_times = moved(self.offsets), moved(self.cluster_times)  # type: ignore[assignment]
+        self._alive = moved(self._alive)  # type: ignore[assignment]
+        self._head, self._tail = 0, len(alive)
+
+
+def _as_slice(rows: Places) -> slice | Places:
+    """Rows that follow each other as a slice, which is copied much faster."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows

@@ -1,0 +1,31 @@
+"""Records of one partition as the trainer reads them: parallel lists in order of offset, one entry per record."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """sequence (header `n`), offsets, cluster_times (`seconds << 32 | increment`), wall_times_ms (0 when unknown):
+    [n] int64. operations: n letters of Operation. namespaces: UTF-8 `db.collection`. keys: BSON `{_id}`.
+    document_keys: BSON documentKey, equal to the key where the collection is not sharded. values: raw documents,
+    empty where there is none."""
+
+    partition: int
+    sequence: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
+    operations: bytes
+    namespaces: Sequence[bytes]
+    keys: Sequence[bytes]
+    document_keys: Sequence[bytes]
+    cluster_times: npt.NDArray[np.int64]
+    wall_times_ms: npt.NDArray[np.int64]
+    values: Sequence[bytes]
+
+    def __len__(self) -> int:
+        return len(self.offsets)
