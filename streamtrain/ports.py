@@ -32,7 +32,8 @@ class OffsetsPort(Protocol):
     async def oldest_untrained_s(self, learned: Sequence[Learned]) -> float | None:
         """Seconds since the oldest record that is not learned was published; None without one."""
 
-    async def retention(self, learned: Sequence[Learned]) -> Retention: ...
+    async def retention(self, learned: Sequence[Learned], oldest_untrained_s: float | None) -> Retention:
+        """oldest_untrained_s: None where it is not known; then the headroom is not either."""
 
 
 class ManifestPort(Protocol):

@@ -77,7 +77,7 @@ async def find_start(
 
 async def check_retention(job: str, offsets: OffsetsPort, learned: tuple[Learned, ...]) -> None:
     """Raises OffsetError when going on from `learned` would silently leave records out."""
-    retention = await offsets.retention(learned)
+    retention = await offsets.retention(learned, None)
     where = ", ".join(map(str, retention.partitions[:5]))
     if retention.state is RetentionState.LOST:
         raise OffsetError(

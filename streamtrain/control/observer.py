@@ -14,6 +14,7 @@ from streamtrain.ports import OffsetsPort
 from streamtrain.types import Learned, Retention, RetentionState
 
 OBSERVE_S = 1.0
+LATENESS_S = 2.0  # between looks at the oldest untrained record: after a restart that asks Kafka
 WINDOW_S = 5.0  # between looks at where the window begins
 
 _log = structlog.get_logger()
@@ -28,6 +29,7 @@ class Observer:
         self._learned: tuple[Learned, ...] = ()
         self._window_begins: tuple[int, ...] = ()
         self._window_at: float | None = None
+        self._lateness_at: float | None = None
         self._observed_at = clock.monotonic()
         self._trouble = ""
         self.backlog: int | None = None
@@ -46,7 +48,7 @@ class Observer:
     def begin(self, learned: Sequence[Learned], window_begins: Sequence[int]) -> None:
         """A generation starts from here, perhaps in another lineage."""
         self._learned, self._window_begins = tuple(learned), tuple(window_begins)
-        self._window_at = None
+        self._window_at = self._lateness_at = None
         self.retention = None
 
     def follow(self, learned: Sequence[Learned]) -> None:
@@ -71,11 +73,12 @@ class Observer:
         if not learned:
             return
         frontier = await self._offsets.frontier()
-        backlog = frontier.backlog(learned)
-        self.oldest_untrained_s = await self._offsets.oldest_untrained_s(learned)
-        self._note(await self._offsets.retention(learned))
-        self.backlog = backlog
+        self.backlog = frontier.backlog(learned)
         now = self._clock.monotonic()
+        if self._lateness_at is None or now - self._lateness_at >= LATENESS_S:
+            self.oldest_untrained_s = await self._offsets.oldest_untrained_s(learned)
+            self._note(await self._offsets.retention(learned, self.oldest_untrained_s))
+            self._lateness_at = now
         if self._window_at is None or now - self._window_at >= WINDOW_S:
             window = await self._offsets.window_begins(self._job.window.duration, self._job.window.max_records)
             self._window_begins = tuple(map(max, window, self._window_begins))
