@@ -7,7 +7,7 @@ CACHE := .cache
 LOCK := requirements.lock
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check lint types imports format bench kafka ledger lock clean
+.PHONY: help setup demo test check lint types imports format bench kafka lock clean
 
 help:  ## Show the targets
 	@awk -F':.*## ' '/^[a-z]+:.*## /{printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -29,6 +29,9 @@ test: $(READY) kafka  ## Run the tests
 
 kafka: $(READY)  ## Fetch Apache Kafka for the tests that need it (with Maven; they are skipped without)
 	@$(BIN)/python tools/kafka/fetch.py "$${STREAMTRAIN_KAFKA_CACHE:-$(CACHE)/kafka}"
+
+bench: $(READY)  ## Measure it, beside its limits; JSON in bench-results/
+	@$(BIN)/python benchmarks/run.py $(ARGS)
 
 check: lint types imports  ## Lint, types and import contracts
 
