@@ -39,7 +39,8 @@ class OffsetsPort(Protocol):
 class ManifestPort(Protocol):
     """Manifests and each job's head (`registry/store.py`). Writes raise FencedError past their epoch."""
 
-    async def head(self, job: str) -> Manifest | None: ...
+    async def claim(self, job: str, *, epoch: int) -> Manifest | None:
+        """The job's head; from now on no daemon of an earlier epoch can commit."""
 
     async def commit(self, manifest: Manifest, *, epoch: int) -> None: ...
 

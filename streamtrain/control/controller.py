@@ -247,6 +247,7 @@ class Controller:
             manifests=self._manifests,
             retrain=self._retrain,
             lineage=self._retrain.lineage if self._retrain else self._first_lineage,
+            epoch=self._lease.epoch,
         )
         self._head, progress = start.head, start.progress
         self._generation = max(self._generation, start.head.generation if start.head else 0) + 1

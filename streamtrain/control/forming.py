@@ -42,13 +42,14 @@ async def find_start(
     manifests: ManifestPort,
     retrain: Retrain | None,
     lineage: str,
+    epoch: int,
 ) -> Start:
     """lineage: the id of a fresh job's first lineage.
 
     Raises ConfigError when the head does not fit the job as it is configured, OffsetError when records between
     what was learned and what Kafka holds are gone.
     """
-    head = await manifests.head(job.name)
+    head = await manifests.claim(job.name, epoch=epoch)
     window = await offsets.window_begins(job.window.duration, job.window.max_records)
     if head is None:
         learned = await offsets.locate(window)
