@@ -49,7 +49,7 @@ jobs:
     labels:
       - {{field: {label}, dtype: float32, task: regression}}
     # noida-db keeps a topic in memory and in one file, so the demo keeps the window small.
-    window: {{duration: 10m, max_records: 20000}}
+    window: {{duration: 1h, max_records: 20000}}
     checkpoint: {{every: 5s}}
     workers: {{min: {workers}}}
 """

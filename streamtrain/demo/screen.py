@@ -98,7 +98,7 @@ def _errors(comparison: Comparison) -> RenderableType:
             Text("" if mae is None else f"{mae:.2f} min", style="bold"),
             Text("━" * round(_BAR_CELLS * (mae or 0) / worst), style=style),
         )
-    return Group(header, table, Text(verdict(comparison), style=_verdict_style(comparison)))
+    return Group(header, table, Text(), Text(verdict(comparison), style=_verdict_style(comparison)))
 
 
 def _grid(*widths: int | None) -> Table:

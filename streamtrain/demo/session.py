@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError as AioKafkaError
 from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
 
+from streamtrain.artifacts import DirectoryStore
 from streamtrain.clock import Clock
 from streamtrain.demo import trim
 from streamtrain.demo.configuration import COLLECTION, DATABASE, JOB, STATE_DATABASE, Addresses, configuration
@@ -63,8 +64,8 @@ class Session:
         when it is cancelled."""
         async with AsyncExitStack() as stack:
             self._reporter.step("starting MongoDB and Kafka")
-            servers = await stack.enter_async_context(Servers(directory=self._directory, clock=self._clock))
-            client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(servers.mongo, tz_aware=True)
+            servers = stack.enter_context(Servers(directory=self._directory))
+            client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(servers.mongo)
             stack.push_async_callback(client.close)
             await client[DATABASE].create_collection(COLLECTION)
             daemon = await self._start_daemon(servers)
@@ -109,12 +110,13 @@ class Session:
         admin = AIOKafkaAdminClient(bootstrap_servers=servers.kafka)
         stack.push_async_callback(admin.close)
         await admin.start()
-        return trim.Trimmer(admin=admin, manifests=ManifestStore(database=client[STATE_DATABASE]), job=JOB)
+        manifests = ManifestStore(database=client[STATE_DATABASE], artifacts=DirectoryStore(path=self.artifacts))
+        return trim.Trimmer(admin=admin, manifests=manifests, job=JOB)
 
     async def _trim_now_and_then(self, trimmer: trim.Trimmer) -> None:
         while True:
             await self._clock.sleep(trim.EVERY_S)
-            with suppress(AioKafkaError):  # it is tried again; nothing depends on this time
+            with suppress(AioKafkaError, MongoError):  # it is tried again; nothing depends on this time
                 await trimmer.trim()
 
     async def _write_and_show(self, daemon: Daemon, client: AsyncMongoClient[dict[str, Any]]) -> None:

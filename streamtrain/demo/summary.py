@@ -91,7 +91,7 @@ def render_summary(summary: Summary) -> RenderableType:
     facts.add_column(style="bold", width=10)
     facts.add_column()
     rate = total / summary.writing_s if summary.writing_s else 0.0
-    facts.add_row("written", f"{total:,} documents in {summary.writing_s:.0f} s, {rate:,.0f} a second")
+    facts.add_row("written", f"{total:,} writes in {summary.writing_s:.0f} s, {rate:,.0f} a second")
     facts.add_row(
         "", f"{summary.inserts:,} flights left, {summary.updates:,} landed, {summary.deletes:,} were cancelled"
     )
@@ -133,4 +133,4 @@ def error_table(comparison: Comparison) -> RenderableType:
         table.add_row(Text(name, style="bold green" if name == MODEL else ""), Text(shown, style="bold"))
     header = Text("mean absolute error", style="bold")
     header.append(f"  of {comparison.labels:,} flights, predicted before learned", style="dim")
-    return Group(header, table, Text(verdict(comparison), style="bold"))
+    return Group(header, table, Text(), Text(verdict(comparison), style="bold"))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient, RecordsToDelete
 
-from streamtrain.ports import ManifestPort
+from streamtrain.registry.store import ManifestStore
 
 EVERY_S = 2.0
 
@@ -14,7 +14,7 @@ EVERY_S = 2.0
 class Trimmer:
     """Trims no further than the window of the job's head manifest: a restart reads from there."""
 
-    def __init__(self, *, admin: AIOKafkaAdminClient, manifests: ManifestPort, job: str) -> None:
+    def __init__(self, *, admin: AIOKafkaAdminClient, manifests: ManifestStore, job: str) -> None:
         self._admin = admin
         self._manifests = manifests
         self._job = job
