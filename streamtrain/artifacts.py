@@ -1,1 +1,229 @@
-"""Artifact stores (GridFS, directory): put, get, verify, prune. A leaf, used by trainer and registry."""
+"""Where checkpoints' files live: GridFS or a directory. Files are immutable and named; what is read back is
+always checked against its sha256."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import gridfs
+import pymongo
+from pymongo.errors import PyMongoError
+
+from streamtrain.errors import ArtifactError, ConfigError
+from streamtrain.types import ArtifactRef
+
+BUCKET = "checkpoints"
+_READ_BYTES = 1024 * 1024
+_TIMEOUT_MS = 30_000
+
+
+class ArtifactStore(Protocol):
+    """Blocking; an asyncio caller goes through `asyncio.to_thread`. Failures are ArtifactErrors."""
+
+    def put(self, name: str, content: Path | bytes) -> ArtifactRef:
+        """Stores a file under a name of the form `a/b/c`. Putting the same content again changes nothing; other
+        content under the same name replaces it."""
+
+    def get(self, ref: ArtifactRef, path: Path) -> None:
+        """Writes the file to `path`, whole or not at all; ArtifactError when it is missing or not what `ref` says."""
+
+    def delete(self, name: str) -> None:
+        """Removes a file; one that is not there is fine."""
+
+    def list(self, prefix: str) -> Sequence[str]:
+        """Names that begin with `prefix`, in order."""
+
+    def close(self) -> None: ...
+
+
+def open_store(options: Mapping[str, Any]) -> ArtifactStore:
+    """options: {kind: gridfs, uri, database} or {kind: directory, path}."""
+    if options.get("kind") == "gridfs":
+        return GridFSStore(uri=str(options["uri"]), database=str(options["database"]))
+    if options.get("kind") == "directory":
+        return DirectoryStore(path=Path(str(options["path"])))
+    raise ConfigError(f"unknown kind of artifact store: {options.get('kind')!r}", hint="use gridfs or directory")
+
+
+class GridFSStore:
+    """Files in GridFS, bucket `checkpoints`, majority-acknowledged; a file's `_id` is its name."""
+
+    def __init__(self, *, uri: str, database: str) -> None:
+        self._client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(
+            uri, w="majority", readConcernLevel="majority", serverSelectionTimeoutMS=_TIMEOUT_MS, appname="streamtrain"
+        )
+        self._files = self._client[database][f"{BUCKET}.files"]
+        self._bucket = gridfs.GridFSBucket(self._client[database], bucket_name=BUCKET)
+
+    def put(self, name: str, content: Path | bytes) -> ArtifactRef:
+        ref = _reference(name, content)
+        try:
+            found = self._files.find_one({"_id": name})
+            if found is not None and found.get("metadata", {}).get("sha256") == ref.sha256:
+                return ref
+            self.delete(name)  # also chunks of an upload that broke off
+            metadata = {"sha256": ref.sha256}
+            if isinstance(content, bytes):
+                self._bucket.upload_from_stream_with_id(name, name, content, metadata=metadata)
+            else:
+                with content.open("rb") as stream:
+                    self._bucket.upload_from_stream_with_id(name, name, stream, metadata=metadata)
+        except PyMongoError as error:
+            raise ArtifactError(f"artifact {name} could not be stored: {type(error).__name__}: {error}") from error
+        return ref
+
+    def get(self, ref: ArtifactRef, path: Path) -> None:
+        with _Arriving(ref, path) as arriving:
+            try:
+                with self._bucket.open_download_stream(ref.name) as stream:
+                    while chunk := stream.read(_READ_BYTES):
+                        arriving.write(chunk)
+            except gridfs.NoFile as error:
+                raise _missing(ref) from error
+            except PyMongoError as error:
+                raise ArtifactError(
+                    f"artifact {ref.name} could not be read: {type(error).__name__}: {error}"
+                ) from error
+
+    def delete(self, name: str) -> None:
+        try:
+            self._bucket.delete(name)
+        except gridfs.NoFile:
+            pass
+        except PyMongoError as error:
+            raise ArtifactError(f"artifact {name} could not be deleted: {type(error).__name__}: {error}") from error
+
+    def list(self, prefix: str) -> Sequence[str]:
+        try:
+            query = {"_id": {"$gte": prefix, "$lt": prefix + "\U0010ffff"}}
+            return sorted(str(found["_id"]) for found in self._files.find(query, {"_id": 1}))
+        except PyMongoError as error:
+            raise ArtifactError(f"artifacts could not be listed: {type(error).__name__}: {error}") from error
+
+    def close(self) -> None:
+        self._client.close()
+
+
+class DirectoryStore:
+    """Files under a directory that every host of the deployment sees; renamed into place when complete."""
+
+    def __init__(self, *, path: Path) -> None:
+        self._root = path
+
+    def put(self, name: str, content: Path | bytes) -> ArtifactRef:
+        ref = _reference(name, content)
+        target = self._path(name)
+        try:
+            if target.is_file() and _reference(name, target) == ref:
+                return ref
+            with _Arriving(ref, target) as arriving:
+                if isinstance(content, bytes):
+                    arriving.write(content)
+                else:
+                    with content.open("rb") as stream:
+                        while chunk := stream.read(_READ_BYTES):
+                            arriving.write(chunk)
+        except OSError as error:
+            raise ArtifactError(
+                f"artifact {name} could not be stored in {self._root}: {error.strerror}",
+                hint="the directory of state.artifacts must be writable for every worker",
+            ) from error
+        return ref
+
+    def get(self, ref: ArtifactRef, path: Path) -> None:
+        try:
+            with self._path(ref.name).open("rb") as stream, _Arriving(ref, path) as arriving:
+                while chunk := stream.read(_READ_BYTES):
+                    arriving.write(chunk)
+        except FileNotFoundError as error:
+            raise _missing(ref) from error
+        except OSError as error:
+            raise ArtifactError(f"artifact {ref.name} could not be read: {error.strerror}") from error
+
+    def delete(self, name: str) -> None:
+        path = self._path(name)
+        try:
+            path.unlink(missing_ok=True)
+            for parent in path.parents:
+                if parent == self._root or any(parent.iterdir()):
+                    break
+                parent.rmdir()
+        except FileNotFoundError:
+            pass  # its directory never was, or another process has removed it just now
+        except OSError as error:
+            raise ArtifactError(f"artifact {name} could not be deleted: {error.strerror}") from error
+
+    def list(self, prefix: str) -> Sequence[str]:
+        names = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
+        return sorted(n for n in names if n.startswith(prefix) and not Path(n).name.startswith(_TEMPORARY))
+
+    def close(self) -> None:
+        pass
+
+    def _path(self, name: str) -> Path:
+        parts = name.split("/")
+        if any(part in {"", ".", ".."} or part.startswith(_TEMPORARY) for part in parts):
+            raise ArtifactError(f"{name!r} is not a name of an artifact")
+        return self._root.joinpath(*parts)
+
+
+_TEMPORARY = ".arriving-"
+
+
+class _Arriving:
+    """A file that appears under its name only once it is complete, on disk and what its reference says."""
+
+    def __init__(self, ref: ArtifactRef, path: Path) -> None:
+        self._ref = ref
+        self._path = path
+        self._hash = hashlib.sha256()
+
+    def __enter__(self) -> _Arriving:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=_TEMPORARY, dir=self._path.parent)
+        self._temporary = Path(name)
+        self._stream = os.fdopen(handle, "wb")
+        return self
+
+    def write(self, chunk: bytes) -> None:
+        self._hash.update(chunk)
+        self._stream.write(chunk)
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                self._stream.flush()
+                os.fsync(self._stream.fileno())
+                if self._hash.hexdigest() != self._ref.sha256:
+                    raise ArtifactError(
+                        f"artifact {self._ref.name} does not match its checksum",
+                        hint="its store has lost or changed data: restore the file, or retrain the job",
+                    )
+                self._temporary.replace(self._path)
+        finally:
+            self._stream.close()
+            self._temporary.unlink(missing_ok=True)
+
+
+def _reference(name: str, content: Path | bytes) -> ArtifactRef:
+    digest, size = hashlib.sha256(), 0
+    if isinstance(content, bytes):
+        digest.update(content)
+        size = len(content)
+    else:
+        with content.open("rb") as stream:
+            while chunk := stream.read(_READ_BYTES):
+                digest.update(chunk)
+                size += len(chunk)
+    return ArtifactRef(name=name, sha256=digest.hexdigest(), bytes=size)
+
+
+def _missing(ref: ArtifactRef) -> ArtifactError:
+    return ArtifactError(
+        f"artifact {ref.name} is missing", hint="it was removed from the artifact store: retrain the job"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -162,7 +163,7 @@ def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) ->
     packs = []
     for pack in layout.packs:
         joined = np.empty((count, pack.width), pack.dtype)
-        for name, offset, length in pack.places():
+        for name, offset, length in pack.places() if present else ():
             column = _column([part.columns[name] for part in present], count, order)
             if length is None:
                 joined[:, offset] = column
@@ -170,7 +171,7 @@ def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) ->
                 joined[:, offset : offset + length] = column
         packs.append(joined)
     labels = np.empty((count, len(layout.labels)), layout.real)
-    for index, name in enumerate(layout.labels):
+    for index, name in enumerate(layout.labels if present else ()):
         labels[:, index] = _column([part.labels[name] for part in present], count, order)
     return _Joined(
         packs=tuple(packs),
@@ -192,7 +193,7 @@ def _spread(
     filled = int(shape[0] * shape[1]) == len(values)
     out: Column = np.empty((*shape, *values.shape[1:]), values.dtype)
     if not filled:
-        blank: object = b"" if values.dtype == np.object_ else 0
+        blank: Any = b"" if values.dtype == np.object_ else 0
         out[...] = values[0] if len(values) else blank
     out[place] = values
     return out

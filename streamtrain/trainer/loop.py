@@ -59,6 +59,22 @@ class Loop:
             self._run_exchange, input_signature=[tf.TensorSpec((partitions,), tf.int64)], autograph=False
         )
 
+    def prepare(self) -> None:
+        """Traces what the rounds will run, so that what is wrong with the model shows before the first one.
+        Raises ModelError."""
+        try:
+            self._exchange.get_concrete_function()
+            if self._model.statistics:
+                self._prime_step.get_concrete_function()
+            self._steps.get_concrete_function()
+        except ModelError:
+            raise
+        except Exception as error:
+            raise ModelError(
+                f"the model cannot be trained: {type(error).__name__}: {str(error).strip()[:1000]}",
+                hint="its call and its loss must work inside a tf.function, on batches of any size",
+            ) from error
+
     # ------------------------------------------------------------------ a round
 
     def run(self, read: RoundRows) -> RoundReport:
@@ -237,16 +253,12 @@ class Loop:
             tf.zeros(int(np.prod(variable.shape)), self._real) if gradient is None else self._flat(gradient)
             for gradient, variable in zip(gradients, self._trainable, strict=True)
         ]
-        moved = [
-            weight * self._flat(v.value) for v in self._batch_norm_state
-        ]
+        moved = [weight * self._flat(v.value) for v in self._batch_norm_state]
         if before:
             with tf.control_dependencies(moved):
                 for state, value in zip(self._batch_norm_state, before, strict=True):
                     state.assign(value)  # until the ranks' mean is known
-        score = (
-            self._score(outputs, targets, losses, weights, scored) if apart is None else apart
-        )
+        score = self._score(outputs, targets, losses, weights, scored) if apart is None else apart
         statistics = self._statistics(columns, targets, weights)
         return _all_reduce(tf.concat([*flat, *moved, *statistics, weight[None], objective[None], score], axis=0))
 

@@ -1,0 +1,175 @@
+"""One rank of one generation: forms with the others, learns rounds as messages ask for them, saves. Its caller's
+thread is the only one that runs TensorFlow, so collectives are issued in round order on every rank."""
+
+from __future__ import annotations
+
+import os
+import socket
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import structlog
+import tensorflow as tf
+
+from streamtrain import config
+from streamtrain.artifacts import open_store
+from streamtrain.clock import Clock
+from streamtrain.errors import ArtifactError, ModelError, WorkerError
+from streamtrain.protocol import Form, Formed, Message, RoundReported, Save, Saved, StartRound, Stop
+from streamtrain.trainer.channel import Channel
+from streamtrain.trainer.checkpoint import (
+    FILE_NAMES,
+    KERAS_ROLE,
+    STATE_ROLE,
+    restore_state,
+    state_bytes,
+    write_keras,
+)
+from streamtrain.trainer.feed import Feed
+from streamtrain.trainer.loop import Loop
+from streamtrain.trainer.model import JobModel, set_precision
+from streamtrain.types import ArtifactRef, Manifest
+
+_log = structlog.get_logger()
+
+
+class Rank:
+    """From `Form` to `Stop`."""
+
+    def __init__(self, *, channel: Channel, form: Form, clock: Clock) -> None:
+        self._channel = channel
+        self._form = form
+        self._clock = clock
+        self._job = config.Job.model_validate(form.job)
+        self._timings: dict[str, float] = {}
+        manifest = form.manifest
+        self._rounds = manifest.rounds if manifest is not None and manifest.lineage == form.lineage else 0
+
+    def form(self, reserved: socket.socket) -> Formed:
+        """Everything up to the first round. reserved: holds the port of `Ready` until TensorFlow's server has it."""
+        form, channel = self._form, self._channel
+        started = self._clock.monotonic()
+        strategy = _join_cluster(form)
+        reserved.close()
+        channel.progress("join", 1)
+        set_precision(self._job.dtype)
+        with strategy.scope():
+            self._model = JobModel(job=self._job)
+        self._loop = Loop(
+            strategy=strategy,
+            model=self._model,
+            partitions=form.partitions,
+            clock=self._clock,
+            on_progress=channel.progress,
+        )
+        channel.progress("build", 1)
+        self._timings["build"] = self._clock.monotonic() - started
+        started = self._clock.monotonic()
+        self._restore()
+        self._loop.prepare()
+        self._timings["restore"] = self._clock.monotonic() - started
+        started = self._clock.monotonic()
+        owned = tuple(range(form.rank, form.partitions, form.world))
+        self._feed = Feed(
+            job=self._job,
+            kafka=config.Kafka.model_validate(form.kafka),
+            topic=form.topic,
+            topic_epoch=form.topic_epoch,
+            partitions=owned,
+            learned={partition: form.learned[partition] for partition in owned},
+            window_begins={partition: form.window_begins[partition] for partition in owned},
+            dead_letter_topic=form.dead_letter_topic,
+            dead_letter_origin=form.topic,
+            clock=self._clock,
+            on_progress=channel.progress,
+        )
+        self._feed.start()
+        self._feed.refill()
+        self._timings["refill"] = self._clock.monotonic() - started
+        channel.on_message(self._read_ahead)
+        return Formed(
+            generation=form.generation, model_fingerprint=self._model.fingerprint(), timings=dict(self._timings)
+        )
+
+    def _restore(self) -> None:
+        manifest = self._form.manifest
+        if manifest is not None and self._form.restore_weights:
+            with tempfile.TemporaryDirectory(dir=self._form.work_dir or None) as directory:
+                path = Path(directory) / FILE_NAMES[STATE_ROLE]
+                store = open_store(self._form.artifacts)
+                try:
+                    store.get(_state_of(manifest), path)
+                finally:
+                    store.close()
+                restore_state(self._model, path, rank=self._form.rank)
+        else:
+            self._model.part_seeds(self._form.rank)
+
+    def serve(self) -> None:
+        """Answers messages until `Stop`."""
+        while True:
+            message = self._channel.next()
+            if isinstance(message, StartRound):
+                read = self._feed.next()
+                report = self._loop.run(read)
+                self._rounds = message.round.number + 1
+                self._channel.send(RoundReported(generation=self._form.generation, report=report))
+            elif isinstance(message, Save):
+                self._channel.send(self._save(message))
+            elif isinstance(message, Stop):
+                self._feed.close()
+                return
+            else:
+                raise WorkerError(f"unexpected message {type(message).__name__}")
+
+    def _read_ahead(self, message: Message) -> None:
+        """In the control reader's thread: the next round is read while this one is learned."""
+        if isinstance(message, StartRound):
+            self._feed.submit(message.round)
+
+    def _save(self, save: Save) -> Saved:
+        started = self._clock.monotonic()
+        self._feed.flush_dead_letters()
+        artifacts = self._write(save.prefix) if self._form.rank == 0 else {}
+        return Saved(
+            generation=self._form.generation,
+            rounds=self._rounds,
+            artifacts=artifacts,
+            seconds=self._clock.monotonic() - started,
+        )
+
+    def _write(self, prefix: str) -> Mapping[str, ArtifactRef]:
+        store = open_store(self._form.artifacts)
+        try:
+            state = state_bytes(self._model, rank=self._form.rank)
+            found = {STATE_ROLE: store.put(prefix + FILE_NAMES[STATE_ROLE], state)}
+            with tempfile.TemporaryDirectory(dir=self._form.work_dir or None) as directory:
+                path = Path(directory) / FILE_NAMES[KERAS_ROLE]
+                try:
+                    write_keras(self._model, path)
+                except ModelError as error:  # training and restart do not need it
+                    _log.warning("the checkpoint has no .keras file", reason=error.message, hint=error.hint)
+                else:
+                    found[KERAS_ROLE] = store.put(prefix + FILE_NAMES[KERAS_ROLE], path)
+            return found
+        finally:
+            store.close()
+
+
+def _state_of(manifest: Manifest) -> ArtifactRef:
+    if STATE_ROLE not in manifest.artifacts:
+        raise ArtifactError(f"manifest {manifest.id} names no saved state")
+    return manifest.artifacts[STATE_ROLE]
+
+
+def _join_cluster(form: Form) -> Any:
+    """The strategy of this generation, once all its ranks are there."""
+    os.environ["TF_CONFIG"] = form.tf_config
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    tf.config.threading.set_intra_op_parallelism_threads(max(1, cores // form.world))
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    for gpu in tf.config.list_physical_devices("GPU"):
+        tf.config.experimental.set_memory_growth(gpu, True)
+    return tf.distribute.MultiWorkerMirroredStrategy()

@@ -1,0 +1,116 @@
+"""One rank of a group that trains made-up rounds: what `test_same_for_any_worker_count` launches. It has the real
+strategy, model and loop, but neither Kafka nor a daemon."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from streamtrain import config
+from streamtrain.clock import SystemClock
+from streamtrain.trainer.checkpoint import restore_state, state_bytes
+from streamtrain.trainer.loop import Loop
+from streamtrain.trainer.model import JobModel, set_precision
+from streamtrain.trainer.rows import RoundRows, Rows
+from streamtrain.types import Round, RoundCounts
+
+PARTITIONS = 5
+WORDS = [b"a", b"bc", "é".encode(), b"", b"long string of a category"]
+
+
+def job_of(options: dict[str, Any]) -> config.Job:
+    return config.Job.model_validate(
+        {
+            "name": "job",
+            "source": "source",
+            "features": [
+                {"field": "x", "dtype": "float64" if options["dtype"] == "float64" else "float32", "length": 6},
+                {"field": "count", "dtype": "int32"},
+                {"field": "word", "dtype": "string"},
+                {"field": "at.time", "dtype": "datetime"},
+                {"field": "flag", "dtype": "bool"},
+            ],
+            "labels": [options["label"]],
+            "model": options["model"],
+            "hyper": options.get("hyper", {}),
+            "optimizer": options.get("optimizer"),
+            "loss_reduction": options.get("loss_reduction", "mean"),
+            "dtype": options["dtype"],
+        }
+    )
+
+
+def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
+    """All partitions' rows of a round: uneven, some partitions and now and then whole rounds empty."""
+    rng = np.random.default_rng([options.get("seed", 0), number])
+    shuffle = np.random.default_rng([options.get("permutation", 0), number]) if options.get("permutation") else None
+    found = []
+    for partition in range(PARTITIONS):
+        n = 0 if number % 11 == 7 or (partition + number) % 4 == 0 else int(rng.integers(0, 60))
+        x = rng.normal(size=(n, 6))
+        word = rng.integers(0, len(WORDS), n)
+        target = x[:, 0] - 0.5 * x[:, 1] + 0.3 * (word == 2) + 0.1 * rng.normal(size=n)
+        label = target if options["label"]["task"] == "regression" else (target > 0).astype(float)
+        weights = rng.uniform(0.5, 2.0, n)
+        weights[rng.random(n) < 0.05] = 0.0
+        scored = rng.random(n) < 0.5
+        order = np.arange(n) if shuffle is None else shuffle.permutation(n)
+        found.append(
+            Rows(
+                partition=partition,
+                columns={
+                    "x": x.astype(options["dtype"])[order],
+                    "count": rng.integers(-3, 9, n).astype(np.int32)[order],
+                    "word": np.array([WORDS[w] for w in word] + [b""], object)[:-1][order],
+                    "at.time": rng.integers(1_700_000_000_000, 1_710_000_000_000, n)[order],
+                    "flag": (rng.random(n) < 0.5)[order],
+                },
+                labels={"y": label.astype(options["dtype"])[order]},
+                weights=weights[order],
+                scored=scored[order],
+                wall_time_ms=np.zeros(n, np.int64),
+            )
+        )
+    return found
+
+
+def main(argument: str) -> None:
+    options = json.loads(argument)
+    rank, world = options["rank"], options["world"]
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    set_precision(options["dtype"])
+    with strategy.scope():
+        model = JobModel(job=job_of(options))
+    loop = Loop(
+        strategy=strategy,
+        model=model,
+        partitions=PARTITIONS,
+        clock=SystemClock(),
+        on_progress=lambda stage, done: None,
+    )
+    if options.get("restore"):
+        restore_state(model, Path(options["restore"]), rank=rank)
+    else:
+        model.part_seeds(rank)
+    reports = []
+    for number in range(options.get("first", 0), options["rounds"]):
+        rows = [part for part in rows_of_round(number, options) if part.partition % world == rank]
+        round_ = Round(number, (), (), (), 0, 64)
+        reports.append(loop.run(RoundRows(round_, tuple(rows), {}, RoundCounts(), {}, {}, 0, 0)))
+    Path(options["out"]).write_bytes(state_bytes(model, rank=rank))
+    scores = {"rows": 0, "weight": 0.0, "loss": 0.0}
+    for report in reports:
+        for name in scores:
+            scores[name] += getattr(report.scores["y"], name)
+    print(json.dumps({"traces": loop.traces, "steps": sum(r.steps for r in reports), **scores}), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,23 @@
+"""Models of the tests that train groups of workers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from streamtrain.types import Schema
+
+
+def mlp(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
+    """A small net over three of the features, with an embedding (sparse gradients) and a regularizer."""
+    x, count, word = (
+        keras.Input((6,), name="x"),
+        keras.Input((), name="count"),
+        keras.Input((), name="word", dtype="string"),
+    )
+    place = keras.layers.Hashing(8)(word)
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(8, 3)(keras.layers.Reshape((1,))(place)))
+    joined = keras.layers.Concatenate()([x, keras.layers.Reshape((1,))(count), embedded])
+    hidden = keras.layers.Dense(16, "tanh", kernel_regularizer=keras.regularizers.L2(1e-3))(joined)
+    return keras.Model([x, count, word], keras.layers.Dense(1)(hidden))
