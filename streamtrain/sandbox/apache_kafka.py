@@ -94,7 +94,8 @@ class ApacheKafka:
         self.directory = directory
         self._runtime = runtime
         self._count = nodes
-        self._cluster_id = base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
+        # A zero byte first: an id that began with a dash would look like an option to Kafka's tools.
+        self._cluster_id = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
         self.nodes: list[BrokerProcess] = []
 
     @property

@@ -6,9 +6,11 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from streamtrain.errors import EnvelopeError
+from streamtrain.source.elements import INT32, elements
 from streamtrain.types import ChangeEvent, Operation
 
 VERSION = 1
@@ -17,21 +19,19 @@ Headers = list[tuple[str, bytes]]
 
 _INT64 = struct.Struct(">q")
 _UINT64 = struct.Struct(">Q")
-_INT32_LE = struct.Struct("<i")
 _VERSION = bytes([VERSION])
 _VERSION_HEADER = ("v", _VERSION)
-_OPERATION_HEADERS = {operation: ("op", operation.value.encode()) for operation in Operation}
+_OPERATION_HEADERS = {operation.value: ("op", operation.value.encode()) for operation in Operation}
 _OPERATIONS = {operation.value.encode(): operation for operation in Operation}
-_ID = b"_id\x00"
+_ORDER = ("v", "n", "op", "ns", "dk", "ct", "wt")
+_ID = b"_id"
 
-# Bytes of a BSON value by its type, for those whose size does not depend on the value.
-_FIXED = {
-    0x01: 8, 0x06: 0, 0x07: 12, 0x08: 1, 0x09: 8, 0x0A: 0, 0x10: 4, 0x11: 8, 0x12: 8, 0x13: 16, 0x7F: 0, 0xFF: 0,
-}  # fmt: skip
-# Those that begin with an int32 length: how many bytes the length does not count.
-_PREFIXED = {
-    0x02: 4, 0x03: 0, 0x04: 0, 0x05: 5, 0x0C: 16, 0x0D: 4, 0x0E: 4, 0x0F: 0,
-}  # fmt: skip
+# How a documentKey of nothing but an `_id` of a type of fixed size begins: length, type and name tell all.
+_ID_ALONE = frozenset(
+    INT32.pack(10 + size) + bytes([kind]) + _ID + b"\x00"
+    for kind, size in ((0x07, 12), (0x10, 4), (0x12, 8), (0x01, 8), (0x09, 8))
+)
+_ID_ALONE_PREFIX = len(next(iter(_ID_ALONE)))
 
 
 class Record(NamedTuple):
@@ -55,34 +55,16 @@ def key_of(document_key: bytes) -> bytes:
 
     Raises EnvelopeError when there is no `_id` in it.
     """
-    end = len(document_key) - 1
-    position = 4
+    if document_key[:_ID_ALONE_PREFIX] in _ID_ALONE:
+        return document_key
     try:
-        while position < end:
-            kind = document_key[position]
-            name_end = document_key.index(0, position + 1) + 1
-            value_end = name_end + _size(kind, document_key, name_end)
-            if not name_end <= value_end <= end:
-                raise ValueError
-            if document_key[position + 1 : name_end] == _ID:
-                if position == 4 and value_end == end:  # an unsharded collection: the key is the documentKey
-                    return document_key
-                element = document_key[position:value_end]
-                return _INT32_LE.pack(len(element) + 5) + element + b"\x00"
-            position = value_end
-    except (IndexError, ValueError, KeyError, struct.error) as error:
-        raise EnvelopeError(f"documentKey is not BSON: {type(error).__name__}") from error
-    raise EnvelopeError("documentKey has no _id")
-
-
-def _size(kind: int, raw: bytes, at: int) -> int:
-    """Bytes of the BSON value of type `kind` that begins at `at`."""
-    size = _FIXED.get(kind)
-    if size is not None:
-        return size
-    if kind == 0x0B:  # a regular expression: two C strings
-        return raw.index(0, raw.index(0, at) + 1) + 1 - at
-    return int(_INT32_LE.unpack_from(raw, at)[0]) + _PREFIXED[kind]
+        for name, begin, end in elements(document_key):
+            if name[1:] == _ID:
+                element = document_key[begin - len(name) - 1 : end]
+                return INT32.pack(len(element) + 5) + element + b"\x00"
+    except ValueError as error:
+        raise EnvelopeError(f"a documentKey is {error}") from error
+    raise EnvelopeError("a documentKey has no _id")
 
 
 def partition_of(key: bytes, partitions: int) -> int:
@@ -95,12 +77,17 @@ def encode(event: ChangeEvent, n: int) -> tuple[bytes, bytes, Headers]:
     return key_of(event.document_key), event.document or b"", headers_of(event, n)
 
 
+@lru_cache
+def _namespace_header(namespace: str) -> tuple[str, bytes]:
+    return "ns", namespace.encode()
+
+
 def headers_of(event: ChangeEvent, n: int) -> Headers:
     headers = [
         _VERSION_HEADER,
         ("n", _INT64.pack(n)),
-        _OPERATION_HEADERS[event.operation],
-        ("ns", event.namespace.encode()),
+        _OPERATION_HEADERS[event.operation._value_],  # not .value: a Python call per record
+        _namespace_header(event.namespace),
         ("dk", event.document_key),
         ("ct", _UINT64.pack(event.cluster_time)),
     ]
@@ -127,9 +114,6 @@ def decode(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Record:
     except (ValueError, TypeError, KeyError, struct.error):
         pass  # another order, no wall time, or not a record at all: the careful path tells
     return _decode_any(value, headers)
-
-
-_ORDER = ("v", "n", "op", "ns", "dk", "ct", "wt")
 
 
 def _decode_any(value: bytes | None, headers: Sequence[tuple[str, bytes]]) -> Record:
