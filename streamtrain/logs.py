@@ -18,6 +18,8 @@ _QUIET = {
     "apscheduler": "WARNING",
     "asyncio": "WARNING",
     "uvicorn": "WARNING",
+    "tensorflow": "ERROR",
+    "absl": "ERROR",
 }
 
 

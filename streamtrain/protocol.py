@@ -147,14 +147,14 @@ _KINDS: dict[str, type[Any]] = {
 
 
 def encode(message: Message) -> bytes:
-    return bson.encode({"kind": type(message).__name__, **to_document(message)})
+    return bson.encode({"type": type(message).__name__, **to_document(message)})
 
 
 def decode(data: bytes) -> Message:
     """Raises WorkerError when the bytes are not a message of this protocol."""
     try:
         document = bson.decode(data)
-        kind = _KINDS[document.pop("kind")]
+        kind = _KINDS[document.pop("type")]
         message: Message = from_document(kind, document)
     except (bson.errors.BSONError, KeyError, ValueError) as error:
         raise WorkerError(f"not a message of the worker protocol: {type(error).__name__}") from error
