@@ -92,7 +92,7 @@ class ApacheKafka:
 
     def __init__(self, *, directory: Path, runtime: ApacheRuntime, nodes: int = 1) -> None:
         self.directory = directory
-        self._runtime = runtime
+        self.runtime = runtime
         self._count = nodes
         # A zero byte first: an id that began with a dash would look like an option to Kafka's tools.
         self._cluster_id = base64.urlsafe_b64encode(b"\0" + uuid.uuid4().bytes[1:]).decode().rstrip("=")
@@ -154,8 +154,8 @@ class ApacheKafka:
 
     def _java(self, home: Path, main: str, *arguments: str) -> list[str]:
         log4j = f"-Dlog4j2.configurationFile={home / 'log4j2.properties'}"
-        jars = str(self._runtime.jars / "*")
-        return [str(self._runtime.java), *_JVM_OPTIONS, log4j, "-cp", jars, main, *arguments]
+        jars = str(self.runtime.jars / "*")
+        return [str(self.runtime.java), *_JVM_OPTIONS, log4j, "-cp", jars, main, *arguments]
 
     def _properties(self, node: int, port: int, controller_port: int, voters: str, home: Path) -> str:
         replicas = min(3, self._count)

@@ -1,5 +1,6 @@
 """A Kafka broker for the demo and the tests: the binary of the PyPI package `noida-db`, as a child process on
-127.0.0.1. Not for production: it keeps all in one file and loses acknowledged records when it is killed."""
+127.0.0.1. Not for production: it keeps all in one file, loses acknowledged records when it is killed, and a
+`read_committed` consumer that begins behind an aborted transaction misses later records of the same producer."""
 
 from __future__ import annotations
 
@@ -69,6 +70,10 @@ class BrokerProcess:
         if self._process is None:
             raise KafkaError("the broker has not been started")
         return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
 
     def launch(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)

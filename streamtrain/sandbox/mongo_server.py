@@ -20,12 +20,14 @@ from typing import Any, TypeVar
 
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.sandbox.mongo import wire
-from streamtrain.sandbox.mongo.dispatch import Disconnect, Dispatcher
+from streamtrain.sandbox.mongo.dispatch import DisconnectError, Dispatcher
 from streamtrain.sandbox.mongo.engine import open_engine
+from streamtrain.sandbox.mongo.expiry import expire
 from streamtrain.sandbox.mongo.faults import Faults
 
 T = TypeVar("T")
 
+HOUSE_INTERVAL = 1.0
 NOOP_INTERVAL = 10.0
 """Seconds between the no-op entries that move the cluster time on while nobody writes, as on a real primary."""
 CURSOR_TIMEOUT = 600.0
@@ -90,14 +92,20 @@ class SandboxMongo:
         await self.stop()
 
     async def _keep_house(self) -> None:
-        engine = self.dispatcher.engine
+        engine, loop = self.dispatcher.engine, asyncio.get_running_loop()
+        last, noted, expired = engine.oplog.last, loop.time(), loop.time()
         while True:
-            last = engine.oplog.last
-            await asyncio.sleep(NOOP_INTERVAL)
-            if engine.oplog.last == last and self._replica_set is not None:
+            await asyncio.sleep(HOUSE_INTERVAL)
+            now = loop.time()
+            if engine.oplog.last != last or self._replica_set is None:
+                last, noted = engine.oplog.last, now
+            elif now - noted >= NOOP_INTERVAL:
                 engine.note()
                 engine.flush()
-            self.dispatcher.cursors.close_idle(asyncio.get_running_loop().time() - CURSOR_TIMEOUT)
+            if now - expired >= self.dispatcher.deployment.ttl_interval:
+                expire(engine)
+                expired = now
+            self.dispatcher.cursors.close_idle(now - CURSOR_TIMEOUT)
 
     @property
     def dispatcher(self) -> Dispatcher:
@@ -189,7 +197,7 @@ class _Connection(asyncio.Protocol):
     def _answer(self, message: wire.Message) -> None:
         try:
             reply = self._server.dispatcher.run(message)
-        except Disconnect:
+        except DisconnectError:
             self.close()
             return
         if isinstance(reply, bytes):
@@ -200,7 +208,7 @@ class _Connection(asyncio.Protocol):
     async def _wait(self, message: wire.Message, reply: Awaitable[bytes]) -> None:
         try:
             self._send(message, await reply)
-        except Disconnect as fault:
+        except DisconnectError as fault:
             if fault.partial is not None and self._transport is not None:
                 whole = wire.reply(message, self._number, fault.partial)
                 self._transport.write(whole[: len(whole) // 2])

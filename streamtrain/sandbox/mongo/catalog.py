@@ -11,7 +11,7 @@ from bson.binary import Binary
 from streamtrain.sandbox.mongo import raw
 from streamtrain.sandbox.mongo.collection import ID_INDEX, Collection
 from streamtrain.sandbox.mongo.commands import DocumentCommands, Reply, Request
-from streamtrain.sandbox.mongo.cursors import cursor_reply
+from streamtrain.sandbox.mongo.cursors import listing_reply
 from streamtrain.sandbox.mongo.engine import Engine
 from streamtrain.sandbox.mongo.failure import CommandError
 from streamtrain.sandbox.mongo.matcher import compile_filter
@@ -28,8 +28,8 @@ class CatalogCommands:
         return {
             "create": self.create, "drop": self.drop, "dropDatabase": self.drop_database, "collMod": self.modify,
             "renameCollection": self.rename, "createIndexes": self.create_indexes, "dropIndexes": self.drop_indexes,
-            "listIndexes": self.list_indexes, "listCollections": self.list_collections, "listDatabases": self.list_databases,
-            "collStats": self.collection_stats, "dbStats": self.database_stats, "validate": self.validate,
+            "listIndexes": self.list_indexes, "listCollections": self.list_collections,
+            "listDatabases": self.list_databases, "collStats": self.collection_stats, "dbStats": self.database_stats, "validate": self.validate,
         }  # fmt: skip
 
     def _existing(self, request: Request) -> Collection:
@@ -126,7 +126,7 @@ class CatalogCommands:
                 code, what = (85, "options") if same_key else (86, "key specs")
                 raise CommandError(
                     code,
-                    f"An existing index has the same name as the requested index, with different {what}: {wanted['name']}",
+                    f"An existing index has the name of the requested one, with different {what}: {index.name}",
                 )
             if same_key and _traits(index.spec) == _traits(wanted):
                 raise CommandError(85, f"Index already exists with a different name: {index.name}")
@@ -147,7 +147,7 @@ class CatalogCommands:
     def list_indexes(self, request: Request) -> Reply:
         collection = self._existing(request)
         specs = [ID_INDEX, *(index.spec for index in collection.indexes.values())]
-        return cursor_reply(0, collection.namespace.name, [raw.encode(spec) for spec in specs], first=True)
+        return listing_reply(collection.namespace.name, [raw.encode(spec) for spec in specs])
 
     # --- listings ---
 
@@ -165,7 +165,7 @@ class CatalogCommands:
             if predicate(described):
                 found.append({"name": name, "type": "collection"} if request.body.get("nameOnly") else described)
         namespace = f"{request.db}.$cmd.listCollections"
-        return cursor_reply(0, namespace, [raw.encode(document) for document in found], first=True)
+        return listing_reply(namespace, [raw.encode(document) for document in found])
 
     def list_databases(self, request: Request) -> Reply:
         predicate = compile_filter(request.body.get("filter") or {}, self._documents.scope())

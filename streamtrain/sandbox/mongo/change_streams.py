@@ -83,6 +83,7 @@ class ChangeStream:
         self._compile(pipeline, scope)
         self._pending: list[tuple[bytes, str]] = []
         self._absent: str | None = None
+        self._bits: tuple[str, bytes] = ("", b"")
         self.invalidated = False
         self.woken: asyncio.Future[None] | None = None
         self.answered = 0.0
@@ -107,10 +108,12 @@ class ChangeStream:
         if token.invalidate and options.resume_after is not None:
             raise CommandError(
                 260,
-                "Attempting to resume a change stream using 'resumeAfter' is not allowed from an invalidate notification.",
+                "Attempting to resume a change stream using 'resumeAfter' is not allowed from an invalidate "
+                "notification.",
             )
         self._require_history(token.ts)
         self.token = token.text
+        self._bits = (token.text, raw.element("_typeBits", given["_typeBits"]) if "_typeBits" in given else b"")
         if token.high_water:
             self._place = self._engine.oplog.place(token.ts)
             return
@@ -124,7 +127,8 @@ class ChangeStream:
             self._pending.append(self._invalidate(entry))
 
     def _require_history(self, ts: int) -> None:
-        if self._engine.oplog.entries[0].ts > ts:
+        oplog = self._engine.oplog
+        if oplog.lost and oplog.entries[0].ts > ts:
             raise CommandError(
                 286,
                 "Resume of change stream was not possible, as the resume point may no longer be in the oplog.",
@@ -227,6 +231,11 @@ class ChangeStream:
         }
         return raw.document(raw.encode(event)[4:-1], b"\x09wallTime\x00", raw.INT64.pack(entry.wall)), token
 
+    def token_document(self) -> bytes:
+        """The post-batch resume token."""
+        text, bits = self._bits
+        return tokens.document(self.token, bits if text == self.token else b"")
+
     # --- reading ---
 
     def read(self, limit: int) -> list[bytes]:
@@ -247,6 +256,7 @@ class ChangeStream:
         entries, at = oplog.entries, self._place - oplog.base
         count = len(entries)
         token, shown = self.token, self._shown
+        last: Entry | None = None
         while at < count and len(batch) < limit:
             entry = entries[at]
             known = shown.get((entry.operation, entry.namespace))
@@ -259,7 +269,7 @@ class ChangeStream:
                         break
                     batch.append(event)
                     size += len(event)
-                    token = entry.token
+                    token, last = entry.token, entry
             at += 1
             if (
                 entry.operation in ("drop", "rename", "dropDatabase")
@@ -271,6 +281,8 @@ class ChangeStream:
                 self._take_pending(batch, limit)
                 return batch
         self._place = oplog.base + at
+        if last is not None:
+            self._bits = (last.token, tokens.type_bits(last.key))
         if at == count:
             token = max(token, tokens.high_water(oplog.last))
         self.token = token
@@ -314,7 +326,7 @@ class ChangeStream:
         if changed is None:
             return None
         if changed.get("_id") != decoded["_id"]:
-            found = "no _id" if "_id" not in changed else shell({"_id": changed["_id"]})
+            found = "{}" if "_id" not in changed else shell({"_id": changed["_id"]})
             raise CommandError(
                 280,
                 "Encountered an event whose _id field, which contains the resume token, was modified by the pipeline. "
@@ -334,8 +346,8 @@ class ChangeStream:
         if entry.post is None and self._options.full_document == "required":
             raise CommandError(
                 47,
-                "Change stream was configured to require a post-image for all update events, but the post-image was not "
-                f'found for event: {{_data: "{entry.token}"}}',
+                "Change stream was configured to require a post-image for all update events, but the post-image was "
+                f'not found for event: {{_data: "{entry.token}"}}',
                 labels=NON_RESUMABLE,
             )
         return entry.post

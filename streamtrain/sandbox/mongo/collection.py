@@ -18,7 +18,7 @@ ID_INDEX = {"v": 2, "key": {"_id": 1}, "name": "_id_"}
 
 
 class Index:
-    """A secondary index: documents by the value of its first field; enough to answer equality and to refuse duplicates."""
+    """A secondary index: documents by the value of its first field. It answers equality and refuses duplicates."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self.spec = spec
@@ -141,7 +141,7 @@ class Collection:
         condition = query.get("_id")
         if isinstance(condition, Mapping) and list(condition) == ["$in"] and isinstance(condition["$in"], list):
             keys = {raw.key_of_value(value) for value in condition["$in"]}
-            return [key for key in sorted_ids(self.documents, keys)]
+            return sorted_ids(self.documents, keys)
         for index in self.indexes.values():
             value = equality_on(query, index.fields[0])
             if value is not MISSING and not index.spec.get("sparse") and "partialFilterExpression" not in index.spec:

@@ -25,7 +25,7 @@ Result = Reply | Awaitable[Reply]
 AWAIT = 1.0
 """How long, in seconds, a getMore on a stream waits for events when it does not say."""
 SETTLE = 0.005
-"""A stream that has just answered with events waits this long for more of them, so that a busy one is read in batches."""
+"""How long a stream that has just answered with events waits for more: a busy one is read in batches."""
 NO_LIMIT = 10**9
 
 
@@ -281,15 +281,15 @@ class DocumentCommands:
         options = parse_options(stage_name(pipeline[0])[1] or {})
         whole = request.body["aggregate"] == 1
         if options.cluster and not (whole and request.db == "admin"):
-            raise CommandError(
-                72,
-                "A $changeStream with 'allChangesForCluster:true' may only be opened on the 'admin' database, and with no collection name",
-            )
+            raise CommandError(72, "allChangesForCluster: true is for the 'admin' database, without a collection name")
         if not options.cluster and request.db in ("admin", "local", "config"):
             raise CommandError(73, f"$changeStream may not be opened on the internal {request.db} database")
         coll = None if whole else request.collection()
         if coll is not None and coll.startswith("system."):
             raise CommandError(73, f"$changeStream may not be opened on the internal {request.db}.{coll} collection")
+        watched = self._engine.collection(request.db, coll) if coll is not None else None
+        if watched is not None and "viewOn" in watched.options:
+            raise CommandError(166, f"Namespace {request.db}.{coll} is a view, not a collection")
         stream = ChangeStream(self._engine, None if options.cluster else request.db, coll, options, pipeline[1:], scope)
         namespace = f"{request.db}.{'$cmd.aggregate' if whole else coll}"
         batch = stream.read(DEFAULT_FIRST if batch_size is None else int(batch_size)) if batch_size != 0 else []
@@ -298,17 +298,19 @@ class DocumentCommands:
         if stream.invalidated:
             self._cursors.close(number)
             number = 0
-        return cursor_reply(number, namespace, batch, first=True, token=stream.token)
+        return cursor_reply(number, namespace, batch, first=True, token=stream.token_document())
 
     def get_more(self, request: Request) -> Result:
         number = int(request.body["getMore"])
         cursor = self._cursors.get(number)
         if cursor is None:
             raise CommandError(43, f"cursor id {number} not found")
-        if f"{request.db}.{request.body.get('collection')}" != cursor.namespace:
+        namespace = f"{request.db}.{request.body.get('collection')}"
+        if namespace != cursor.namespace:
             raise CommandError(
                 13,
-                f"Requested getMore on namespace '{request.db}.{request.body.get('collection')}', but cursor belongs to a different namespace {cursor.namespace}",
+                f"Requested getMore on namespace '{namespace}', but cursor belongs to a different namespace "
+                f"{cursor.namespace}",
             )
         cursor.used = self._now()
         limit = int(request.body.get("batchSize") or NO_LIMIT)
@@ -348,7 +350,7 @@ class DocumentCommands:
         if stream.invalidated:
             self._cursors.close(number)
             number = 0
-        return cursor_reply(number, cursor.namespace, batch, first=False, token=stream.token)
+        return cursor_reply(number, cursor.namespace, batch, first=False, token=stream.token_document())
 
     def kill_cursors(self, request: Request) -> Reply:
         killed: list[Int64] = []

@@ -71,12 +71,20 @@ class Cursors:
         return len(self._open)
 
 
-def cursor_reply(cursor_id: int, namespace: str, batch: list[bytes], *, first: bool, token: str | None = None) -> bytes:
+def cursor_reply(
+    cursor_id: int, namespace: str, batch: list[bytes], *, first: bool, token: bytes | None = None
+) -> bytes:
     """The reply of find, aggregate and getMore, without decoding what it carries."""
     parts = [raw.array(b"firstBatch" if first else b"nextBatch", batch)]
     if token is not None:
-        parts.append(raw.embedded(b"postBatchResumeToken", raw.document(raw.string(b"_data", token))))
+        parts.append(raw.embedded(b"postBatchResumeToken", token))
     parts += (b"\x12id\x00", raw.INT64.pack(cursor_id), raw.string(b"ns", namespace))
+    return raw.document(raw.embedded(b"cursor", raw.document(*parts)), OK)
+
+
+def listing_reply(namespace: str, documents: list[bytes]) -> bytes:
+    """The reply of the commands that list things: all at once, and with the fields in another order."""
+    parts = (b"\x12id\x00" + raw.INT64.pack(0), raw.string(b"ns", namespace), raw.array(b"firstBatch", documents))
     return raw.document(raw.embedded(b"cursor", raw.document(*parts)), OK)
 
 

@@ -1,4 +1,4 @@
-"""The commands about the server itself: the handshake, its health, its sessions and what drivers ask before they begin."""
+"""The commands about the server itself: the handshake, its health and what drivers ask before they begin."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from streamtrain.sandbox.mongo.failure import CommandError
 VERSION = "7.0.14"
 WIRE_VERSION = 21
 TERM = Int64(1)
+_ACCEPTED = ("ping", "refreshSessions", "killSessions", "killAllSessions", "killOp", "fsync", "logout")
 
 
 class DeploymentCommands:
@@ -26,6 +27,8 @@ class DeploymentCommands:
         self._engine, self._cursors, self._address, self._replica_set = engine, cursors, address, replica_set
         self._started = engine.time()
         self.primary = True
+        self.ttl_interval = 60
+        """Seconds between the runs of the TTL monitor."""
         self.connections = 0
         self.election = ObjectId("7fffffff0000000000000001")
 
@@ -34,13 +37,21 @@ class DeploymentCommands:
             return {"ok": 1.0}
 
         return {
-            "hello": self.hello, "ismaster": self.hello, "isMaster": self.hello, "ping": ok, "buildInfo": self.build_info,
-            "buildinfo": self.build_info, "getParameter": self.get_parameter, "setParameter": self.set_parameter,
-            "replSetGetStatus": self.status, "replSetGetConfig": self.configuration, "serverStatus": self.server_status,
-            "connectionStatus": self.connection_status, "hostInfo": self.host_info, "getCmdLineOpts": self.command_line,
-            "startSession": self.start_session, "endSessions": ok, "refreshSessions": ok, "killSessions": ok, "killAllSessions": ok,
-            "killOp": ok, "appendOplogNote": self.note, "fsync": ok, "logout": ok, "getLog": self.log,
-        }  # fmt: skip
+            **dict.fromkeys(("hello", "ismaster", "isMaster"), self.hello),
+            **dict.fromkeys(("buildInfo", "buildinfo"), self.build_info),
+            **dict.fromkeys(_ACCEPTED, ok),
+            "getParameter": self.get_parameter,
+            "setParameter": self.set_parameter,
+            "replSetGetStatus": self.status,
+            "replSetGetConfig": self.configuration,
+            "serverStatus": self.server_status,
+            "connectionStatus": self.connection_status,
+            "hostInfo": self.host_info,
+            "getCmdLineOpts": self.command_line,
+            "startSession": self.start_session,
+            "appendOplogNote": self.note,
+            "getLog": self.log,
+        }
 
     def _optime(self) -> dict[str, Any]:
         last = self._engine.oplog.last
@@ -68,15 +79,16 @@ class DeploymentCommands:
         return {
             **reply, "maxBsonObjectSize": 16777216, "maxMessageSizeBytes": 48000000, "maxWriteBatchSize": 100000,
             "localTime": DatetimeMS(self._engine.wall()), "logicalSessionTimeoutMinutes": 30,
-            "connectionId": self.connections, "minWireVersion": 0, "maxWireVersion": WIRE_VERSION, "readOnly": False, "ok": 1.0,
+            "connectionId": self.connections, "minWireVersion": 0, "maxWireVersion": WIRE_VERSION, "readOnly": False,
+            "ok": 1.0,
         }  # fmt: skip
 
     def build_info(self, _: Request) -> Reply:
         return {
-            "version": VERSION, "gitVersion": "sandbox", "modules": [], "allocator": "system", "javascriptEngine": "none",
-            "sysInfo": "deprecated", "versionArray": [*map(int, VERSION.split(".")), 0],
-            "openssl": {"running": "disabled", "compiled": "disabled"}, "buildEnvironment": {}, "bits": 64, "debug": False,
-            "maxBsonObjectSize": 16777216, "storageEngines": ["sandbox"], "ok": 1.0,
+            "version": VERSION, "gitVersion": "sandbox", "modules": [], "allocator": "system",
+            "javascriptEngine": "none", "sysInfo": "deprecated", "versionArray": [*map(int, VERSION.split(".")), 0],
+            "openssl": {"running": "disabled", "compiled": "disabled"}, "buildEnvironment": {}, "bits": 64,
+            "debug": False, "maxBsonObjectSize": 16777216, "storageEngines": ["sandbox"], "ok": 1.0,
         }  # fmt: skip
 
     def get_parameter(self, request: Request) -> Reply:
@@ -89,9 +101,12 @@ class DeploymentCommands:
         return {**found, "ok": 1.0}
 
     def set_parameter(self, request: Request) -> Reply:
-        raise CommandError(
-            72, f"attempted to set unrecognized parameter [{list(request.body)[1]}], use help:true to see options "
-        )
+        name = list(request.body)[1]
+        if name != "ttlMonitorSleepSecs":
+            options = "use help:true to see options "
+            raise CommandError(72, f"attempted to set unrecognized parameter [{name}], {options}")
+        was, self.ttl_interval = self.ttl_interval, int(request.body[name])
+        return {"was": was, "ok": 1.0}
 
     def status(self, _: Request) -> Reply:
         if self._replica_set is None:
@@ -99,9 +114,9 @@ class DeploymentCommands:
         state = 1 if self.primary else 2
         optime, date = self._optime(), self._date()
         member = {
-            "_id": 0, "name": self._address, "health": 1.0, "state": state, "stateStr": "PRIMARY" if self.primary else "SECONDARY",
-            "uptime": int(self._engine.time() - self._started), "optime": optime, "optimeDate": date, "configVersion": 1,
-            "configTerm": 1, "self": True,
+            "_id": 0, "name": self._address, "health": 1.0, "state": state,
+            "stateStr": "PRIMARY" if self.primary else "SECONDARY", "uptime": int(self._engine.time() - self._started),
+            "optime": optime, "optimeDate": date, "configVersion": 1, "configTerm": 1, "self": True,
         }  # fmt: skip
         times = {
             "lastCommittedOpTime": optime, "lastCommittedWallTime": date, "readConcernMajorityOpTime": optime,

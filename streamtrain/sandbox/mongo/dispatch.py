@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import bson
 
@@ -27,7 +26,7 @@ _SIGNATURE = raw.embedded(
 )
 
 
-class Disconnect(Exception):
+class DisconnectError(Exception):
     """The connection is to be closed; `partial` is what of the reply goes out before."""
 
     def __init__(self, partial: bytes | None = None) -> None:
@@ -64,7 +63,7 @@ class Dispatcher:
                 future.set_result(None)
 
     def run(self, message: Message) -> bytes | Awaitable[bytes]:
-        """The reply's document, at once or awaited. Raises Disconnect."""
+        """The reply's document, at once or awaited. Raises DisconnectError."""
         request = _request(message)
         faults = self.faults.take(request.name, f"{request.db}.{request.body[request.name]}")
         if faults:
@@ -76,7 +75,7 @@ class Dispatcher:
             if fault.kind == "delay":
                 await asyncio.sleep(fault.seconds)
             elif fault.kind == "drop_before":
-                raise Disconnect
+                raise DisconnectError
             elif fault.kind == "error":
                 return self._stamped(CommandError(fault.code, fault.message, labels=fault.labels).reply())
         reply = self._run(request)
@@ -84,7 +83,7 @@ class Dispatcher:
             reply = await reply
         for fault in faults:
             if fault.kind in ("drop_after", "drop_within"):
-                raise Disconnect(reply if fault.kind == "drop_within" else None)
+                raise DisconnectError(reply if fault.kind == "drop_within" else None)
         return reply
 
     def _run(self, request: Request) -> bytes | Awaitable[bytes]:
@@ -106,15 +105,10 @@ class Dispatcher:
             failed = False
             return self._finished(request, result)
         except CommandError as error:
-            return self._stamped(self._labelled(request, error))
+            return self._stamped(error.reply())
         finally:
             self._sessions.leave(failed=failed)
             self.engine.flush()
-
-    def _labelled(self, request: Request, error: CommandError) -> dict[str, Any]:
-        if self.engine.active is not None and error.code == 11000:
-            error.labels = ()
-        return error.reply()
 
     def _finished(self, request: Request, result: Reply) -> bytes:
         if request.name in WRITES:
@@ -128,14 +122,20 @@ class Dispatcher:
         """A write's reply with what a replica set adds: the entry's time, and an impossible write concern's error."""
         if isinstance(result, bytes) or self._replica_set is None:
             return result
-        if request.name in ("insert", "update", "delete") and request.body.get("autocommit") is not False:
+        if request.name in ("insert", "update", "delete"):
             last = self.engine.oplog.last
             optime = {"ts": bson.Timestamp(last >> 32, last & 0xFFFFFFFF), "t": bson.Int64(1)}
             ok = result.pop("ok")
-            result |= {"electionId": self.deployment.election, "opTime": optime, "ok": ok}
+            result |= {"opTime": optime, "electionId": self.deployment.election, "ok": ok}
         concern = request.body.get("writeConcern") or {}
         if isinstance(concern.get("w"), int) and concern["w"] > 1:
-            info = {"writeConcern": {**concern, "provenance": "clientSupplied"}}
+            info = {
+                "writeConcern": {
+                    "w": concern["w"],
+                    "wtimeout": concern.get("wtimeout", 0),
+                    "provenance": "clientSupplied",
+                }
+            }
             result["writeConcernError"] = {
                 "code": 100,
                 "codeName": "UnsatisfiableWriteConcern",

@@ -10,6 +10,7 @@ from typing import Any
 
 from streamtrain.sandbox.mongo import raw
 from streamtrain.sandbox.mongo.collection import Collection, Index
+from streamtrain.sandbox.mongo.failure import CommandError
 from streamtrain.sandbox.mongo.journal import Journal, binary
 from streamtrain.sandbox.mongo.oplog import Entry, Namespace, Oplog
 
@@ -25,6 +26,7 @@ class Transaction:
         self.entries: list[tuple[Entry, bytes]] = []
         self.undo: list[Callable[[], None]] = []
         self.state = "open"
+        self.written: set[tuple[Namespace, Hashable]] = set()
 
 
 class Engine:
@@ -39,6 +41,7 @@ class Engine:
         """By session: the last retryable write's number and reply, so that a repeat is answered, not applied again."""
         self.active: Transaction | None = None
         self.on_write: Callable[[list[Namespace]], None] = lambda _: None
+        self._open: list[Transaction] = []
         self._touched: dict[Namespace, None] = {}
         self._replaying = False
         self.identity = os.urandom(12)
@@ -47,7 +50,6 @@ class Engine:
             self._restore(journal)
         if not self.oplog.entries:
             self._note()
-        self.oplog.first = self.oplog.entries[0].ts
 
     # --- reading ---
 
@@ -57,15 +59,38 @@ class Engine:
     def wall(self) -> int:
         return int(self.time() * 1000)
 
+    # --- transactions ---
+
+    def begin(self, transaction: Transaction) -> None:
+        self._open.append(transaction)
+
+    def _claim(self, collection: Collection, key: Hashable) -> None:
+        """A document that another open transaction has written cannot be written in this one."""
+        if not self._open:
+            return
+        place = (collection.namespace, key)
+        for other in self._open:
+            if other is not self.active and place in other.written:
+                raise CommandError(
+                    112,
+                    "WriteConflict error: this operation conflicted with another operation. Please retry your operation "
+                    "or multi-document transaction.",
+                    labels=("TransientTransactionError",) if self.active is not None else (),
+                )
+        if self.active is not None:
+            self.active.written.add(place)
+
     # --- documents ---
 
     def insert(self, collection: Collection, key: Hashable, id_bytes: bytes, data: bytes) -> None:
+        self._claim(collection, key)
         collection.put(key, data)
         entry = Entry("insert", collection.namespace, 0, self.wall(), key=id_bytes, document=data)
         self._record(entry, b"\x03d\x00" + data, lambda: collection.remove(key))
 
     def update(self, collection: Collection, key: Hashable, data: bytes, description: bytes) -> None:
         """`description` is the element `updateDescription`."""
+        self._claim(collection, key)
         old = collection.documents[key]
         collection.put(key, data)
         post = data if collection.post_images else None
@@ -73,12 +98,14 @@ class Engine:
         self._record(entry, b"\x03d\x00" + data, lambda: collection.put(key, old))
 
     def replace(self, collection: Collection, key: Hashable, data: bytes) -> None:
+        self._claim(collection, key)
         old = collection.documents[key]
         collection.put(key, data)
         entry = Entry("replace", collection.namespace, 0, self.wall(), key=_id_bytes(data), document=data)
         self._record(entry, b"\x03d\x00" + data, lambda: collection.put(key, old))
 
     def delete(self, collection: Collection, key: Hashable) -> bytes:
+        self._claim(collection, key)
         data = collection.remove(key)
         id_bytes = _id_bytes(data)
         entry = Entry("delete", collection.namespace, 0, self.wall(), key=id_bytes)
@@ -108,17 +135,18 @@ class Engine:
         self._record(Entry("drop", namespace, 0, self.wall()), b"")
 
     def rename(self, collection: Collection, db: str, coll: str) -> None:
-        """To another database the server copies and drops: create, inserts, drop. Within one it is one event."""
+        """To another database the server copies: a temporary collection there takes the name, the source is dropped."""
         source = collection.namespace
         target = self.collection(db, coll)
         if db != source.db:
             if target is not None:
                 self.drop(target)
-            copied = self.create(db, coll, collection.options)
+            copied = self.create(db, f"tmp{uuid.uuid4().hex[:5]}.renameCollection", collection.options)
             for index in collection.indexes.values():
                 self.create_index(copied, index.spec)
             for key, data in collection.documents.items():
-                self.insert(copied, key, _id_bytes(data), data)
+                self._copy(copied, key, data)
+            self.rename(copied, db, coll)
             self.drop(collection)
             return
         collections = self.databases[db]
@@ -129,6 +157,13 @@ class Engine:
         entry = Entry("rename", source, 0, self.wall(), extra=raw.encode(to)[4:-1])
         self._touched[collection.namespace] = None
         self._record(entry, raw.string(b"to", coll))
+
+    def _copy(self, collection: Collection, key: Hashable, data: bytes) -> None:
+        """Put a document where it shows in no stream."""
+        collection.put(key, data)
+        if self.journal is not None:
+            place = raw.string(b"b", collection.namespace.db), raw.string(b"n", collection.namespace.coll or "")
+            self.journal.append(raw.document(raw.string(b"k", "copy"), *place, b"\x03d\x00" + data))
 
     def drop_database(self, db: str) -> None:
         for collection in list(self.databases.get(db, {}).values()):
@@ -184,6 +219,7 @@ class Engine:
 
     def commit(self, transaction: Transaction) -> None:
         transaction.state = "committed"
+        self._open.remove(transaction)
         if not transaction.entries:
             return
         ts = self.oplog.next_time()
@@ -193,6 +229,7 @@ class Engine:
 
     def abort(self, transaction: Transaction) -> None:
         transaction.state = "aborted"
+        self._open.remove(transaction)
         for undo in reversed(transaction.undo):
             undo()
 
@@ -223,12 +260,18 @@ class Engine:
                 if entry.transaction
                 else b""
             )
-            self.journal.append(
-                raw.document(
-                    raw.string(b"k", entry.operation), b"\x11t\x00", raw.UINT64.pack(entry.ts), b"\x09w\x00", raw.INT64.pack(entry.wall),
-                    raw.string(b"b", entry.namespace.db), raw.string(b"n", entry.namespace.coll or ""), record, extra, place,
+            head = b"".join(
+                (
+                    raw.string(b"k", entry.operation),
+                    b"\x11t\x00",
+                    raw.UINT64.pack(entry.ts),
+                    b"\x09w\x00",
+                    raw.INT64.pack(entry.wall),
+                    raw.string(b"b", entry.namespace.db),
+                    raw.string(b"n", entry.namespace.coll or ""),
                 )
-            )  # fmt: skip
+            )
+            self.journal.append(raw.document(head, record, extra, place))
 
     # --- starting from a file ---
 
@@ -236,7 +279,12 @@ class Engine:
         self._replaying = True
         for record in journal.replay():
             kind = record["k"]
-            if kind == "cut":
+            if kind == "copy":
+                copied, data = self.collection(record["b"], record["n"]), record["d"]
+                element = raw.id_element(data)
+                if copied is not None and element is not None:
+                    copied.put(raw.key_of(data, element.kind, element.value, element.end), data)
+            elif kind == "cut":
                 self.oplog.cut(record["c"])
             elif kind == "identity":
                 self.identity = record["u"]

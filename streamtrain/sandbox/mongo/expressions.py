@@ -1,4 +1,4 @@
-"""Aggregation expressions compiled to functions of a document, with the types of their results as MongoDB gives them."""
+"""Aggregation expressions compiled to functions of a document; their results have the types that MongoDB gives."""
 
 from __future__ import annotations
 

@@ -34,12 +34,12 @@ def _clause(name: str, condition: Any, scope: Scope) -> Predicate:
                 if not isinstance(condition, list)
                 else "$and/$or/$nor must be a nonempty array",
             )
-        parts = [compile_filter(part, scope) for part in condition]
+        members = [compile_filter(part, scope) for part in condition]
         if name == "$and":
-            return lambda document: all(part(document) for part in parts)
+            return lambda document: all(member(document) for member in members)
         if name == "$or":
-            return lambda document: any(part(document) for part in parts)
-        return lambda document: not any(part(document) for part in parts)
+            return lambda document: any(member(document) for member in members)
+        return lambda document: not any(member(document) for member in members)
     if name == "$expr":
         expression = compile_expression(condition, scope)
         return lambda document: truthy(expression(document))
@@ -117,13 +117,7 @@ _ORDERED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _any(test: Test) -> Callable[[list[Any]], bool]:
-    def found_any(found: list[Any]) -> bool:
-        for value in found:
-            if test(value) or (isinstance(value, list) and any(map(test, value))):
-                return True
-        return False
-
-    return found_any
+    return lambda found: any(test(value) or (isinstance(value, list) and any(map(test, value))) for value in found)
 
 
 def _none(test: Callable[[list[Any]], bool]) -> Callable[[list[Any]], bool]:

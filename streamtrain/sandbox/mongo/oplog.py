@@ -84,8 +84,18 @@ class Entry:
         """The elements before `fullDocument`."""
         head = self._head
         if head is None:
-            head = self._head = b"".join((self.transaction, _TOKEN_OPEN[len(self.token)], self.token.encode(), b"\x00\x00", _OPERATION[self.operation],
-                    b"\x11clusterTime\x00", raw.UINT64.pack(self.ts), b"\x09wallTime\x00", raw.INT64.pack(self.wall)))  # fmt: skip
+            head = self._head = b"".join(
+                (
+                    self.transaction,
+                    b"\x03_id\x00",
+                    tokens.document(self.token, tokens.type_bits(self.key)),
+                    _OPERATION[self.operation],
+                    b"\x11clusterTime\x00",
+                    raw.UINT64.pack(self.ts),
+                    b"\x09wallTime\x00",
+                    raw.INT64.pack(self.wall),
+                )
+            )
         return head
 
     def tail(self) -> bytes:
@@ -99,15 +109,6 @@ class Entry:
         return tail
 
 
-class _TokenOpening(dict[int, bytes]):
-    def __missing__(self, length: int) -> bytes:
-        size = raw.INT32.pack(length + 1)
-        opening = b"\x03_id\x00" + raw.INT32.pack(4 + 7 + 4 + length + 1 + 1) + b"\x02_data\x00" + size
-        self[length] = opening
-        return opening
-
-
-_TOKEN_OPEN = _TokenOpening()
 _OPERATION = {name: raw.string(b"operationType", name) for name in OPERATIONS}
 
 
@@ -137,8 +138,7 @@ class Oplog:
         self._time = time
         self.last = (int(time()) << 32) | 1
         self.lost = 0
-        """Every entry at or before this time is gone, or there never was one."""
-        self.first = self.last
+        """Every entry at or before this time is gone; 0 while history is whole since the server's beginning."""
 
     def next_time(self) -> int:
         """A new cluster time: above all before it, and not below the wall clock's second."""

@@ -64,6 +64,8 @@ def stage_name(spec: Any) -> tuple[str, Any]:
 
 
 def _unrecognised(name: str) -> CommandError:
+    if name == "$changeStream":
+        return CommandError(40602, "$changeStream is only valid as the first stage in a pipeline.")
     return CommandError(40324, f"Unrecognized pipeline stage name: '{name}'")
 
 
@@ -163,7 +165,7 @@ def compile_projection(spec: Mapping[str, Any], scope: Scope, *, stage: bool = F
     if not including and "_id" not in computed:
         if "_id" not in flat:
             return dict
-        return lambda document: _only(document, [["_id"]])
+        return lambda document: dict(_only(document, [["_id"]]))
 
     def project(document: Document) -> Document:
         result = _only(document, wanted)

@@ -1,4 +1,4 @@
-"""Raw BSON: elements found, cut out and joined as bytes, so that stored documents keep exactly the types they came with."""
+"""Raw BSON: elements found, cut out and joined as bytes, so that stored documents keep the types they came with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OPTIONS: CodecOptions[dict[str, Any]] = CodecOptions(
     uuid_representation=UuidRepresentation.UNSPECIFIED,
     datetime_conversion=DatetimeConversion.DATETIME_MS,
 )
-"""Decoding that loses nothing: Int64, Decimal128, Binary subtypes and dates outside datetime's range stay what they are."""
+"""Decoding that loses nothing: Int64, Decimal128, Binary subtypes and dates outside datetime's range stay so."""
 
 INT32 = struct.Struct("<i")
 INT64 = struct.Struct("<q")
@@ -44,7 +44,8 @@ def decode(data: bytes) -> dict[str, Any]:
 
 
 def encode(document: Any) -> bytes:
-    return bson.encode(document, codec_options=OPTIONS)
+    """The fields in the order they stand in: the driver would move `_id` of an outermost document to the front."""
+    return bson.encode({"d": document}, codec_options=OPTIONS)[7:-1]
 
 
 def value_end(data: bytes, kind: int, at: int) -> int:

@@ -39,7 +39,8 @@ class Sessions:
         if known is not None and known[0] > number:
             raise CommandError(
                 225,
-                f"Retryable write with txnNumber {number} is prohibited on session because a newer retryable write with txnNumber {known[0]} has already started on this session.",
+                f"Retryable write with txnNumber {number} is prohibited on session because a newer retryable write with "
+                f"txnNumber {known[0]} has already started on this session.",
             )
         return None
 
@@ -61,6 +62,7 @@ class Sessions:
                 + raw.embedded(b"lsid", raw.document(raw.encode({"id": request.body["lsid"]["id"]})[4:-1], user))
             )
             transaction = self._transactions[session] = Transaction(number, marks)
+            self._engine.begin(transaction)
         elif transaction is None or transaction.number != number or transaction.state != "open":
             raise self._unknown(number, transaction)
         self._engine.active = transaction

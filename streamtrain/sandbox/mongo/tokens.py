@@ -57,7 +57,22 @@ def _integer(number: int) -> str:
     length = max(1, (magnitude.bit_length() + 7) // 8)
     if number > 0:
         return f"{0x2A + length:02X}{magnitude:0{2 * length}X}"
-    return f"{0x29 - length:02X}{(1 << 8 * length) - 1 - magnitude:0{2 * length}X}"
+    return f"{0x28 - length:02X}{(1 << 8 * length) - 1 - magnitude:0{2 * length}X}"
+
+
+def type_bits(element: bytes) -> bytes:
+    """What a token adds beside `_data` when the key's number is no int32: the type that the key string lost."""
+    return _TYPE_BITS.get(element[0], b"") if element else b""
+
+
+_TYPE_BITS = {
+    kind: b"\x05_typeBits\x00" + raw.INT32.pack(len(bits)) + b"\x00" + bits
+    for kind, bits in ((1, b"@"), (18, b"\x81\x80"), (19, b"\x82\xc0\x1e"))
+}
+
+
+def document(text: str, bits: bytes = b"") -> bytes:
+    return raw.document(raw.string(b"_data", text), bits)
 
 
 _SHAPE = re.compile(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from streamtrain.sandbox.mongo import values
+from streamtrain.sandbox.mongo import raw, values
 from streamtrain.sandbox.mongo.expressions import Scope, number_result
 from streamtrain.sandbox.mongo.failure import CommandError
 from streamtrain.sandbox.mongo.matcher import compile_condition, compile_filter
@@ -28,6 +28,10 @@ class Description:
     def __bool__(self) -> bool:
         return bool(self.updated or self.removed or self.truncated)
 
+    def size(self) -> int:
+        """About what the change takes in an oplog entry."""
+        return len(raw.encode({"d": dict.fromkeys(self.removed, False), "u": self.updated, "t": self.truncated}))
+
     def document(self) -> dict[str, Any]:
         return {"updatedFields": self.updated, "removedFields": self.removed, "truncatedArrays": self.truncated}
 
@@ -39,7 +43,8 @@ def apply_operators(document: dict[str, Any], spec: Mapping[str, Any], scope: Sc
         if name not in _OPERATORS:
             raise CommandError(
                 9,
-                f"Unknown modifier: {name}. Expected a valid update modifier or pipeline-style update specified as an array",
+                f"Unknown modifier: {name}. Expected a valid update modifier or pipeline-style update specified as an "
+                "array",
             )
         if not isinstance(fields, Mapping):
             raise CommandError(
@@ -171,15 +176,16 @@ def _inc(before: Any, by: Any, path: str, name: str, combine: Callable[[Any, Any
     if not values.is_number(by):
         raise CommandError(
             14,
-            f"Cannot {'increment' if name == '$inc' else 'multiply'} with non-numeric argument: {{{path}: {shell(by)}}}",
+            f"Cannot {'increment' if name == '$inc' else 'multiply'} with non-numeric argument: "
+            f"{{{path}: {shell(by)}}}",
         )
     if before is MISSING:
         return by if name == "$inc" else number_result(lambda a, b: a * b, by, 0)
     if not values.is_number(before):
         raise CommandError(
             14,
-            f"Cannot apply {name} to a value of non-numeric type. {{_id: unknown}} has the field '{path.split('.')[-1]}' "
-            f"of non-numeric type {values.NAMES[values.type_of(before)]}",
+            f"Cannot apply {name} to a value of non-numeric type. The document has the field "
+            f"'{path.split('.')[-1]}' of non-numeric type {values.NAMES[values.type_of(before)]}",
         )
     return number_result(combine, before, by)
 

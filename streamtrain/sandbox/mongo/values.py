@@ -70,7 +70,7 @@ def is_number(value: Any) -> bool:
 
 
 def number_of(value: Any) -> int | float | Decimal:
-    return value.to_decimal() if isinstance(value, Decimal128) else value  # type: ignore[no-any-return]
+    return value.to_decimal() if isinstance(value, Decimal128) else value
 
 
 def sort_key(value: Any) -> tuple[Any, ...]:
@@ -132,7 +132,7 @@ def _get(value: Any, parts: list[str]) -> Any:
 
 
 def leaves(value: Any, parts: list[str]) -> Iterator[Any]:
-    """The values at a path as queries see them: array members are entered, by position or all; MISSING where none is."""
+    """The values at a path as queries see them: arrays are entered, by position and by member; MISSING where none is."""
     if not parts:
         yield value
         return

@@ -20,6 +20,8 @@ from streamtrain.sandbox.mongo.updates import apply_operators, difference, seed_
 from streamtrain.sandbox.mongo.values import MISSING
 
 _UPDATE_STAGES = ("$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith")
+_DIFF_OVERHEAD = 24
+"""Bytes around a change in a real oplog entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +170,14 @@ class Writer:
             return None
         if not values.equal(after["_id"], document["_id"]):
             raise CommandError(66, "Performing an update on the path '_id' would modify the immutable field '_id'")
-        return self._store(collection, key, raw.encode(after), description.document())
+        data = raw.encode(after)
+        if description.size() + _DIFF_OVERHEAD >= len(
+            data
+        ):  # the server logs what is shorter: the change or the document
+            self._check(collection, key, data)
+            self._engine.replace(collection, key, data)
+            return data
+        return self._store(collection, key, data, description.document())
 
     def _by_replacement(
         self, collection: Collection, key: Hashable, data: bytes, change: Mapping[str, Any]
@@ -177,7 +186,8 @@ class Writer:
         if "_id" in change and not values.equal(change["_id"], identity):
             raise CommandError(
                 66,
-                f"After applying the update, the (immutable) field '_id' was found to have been altered to _id: {shell(change['_id'])}",
+                "After applying the update, the (immutable) field '_id' was found to have been altered to _id: "
+                f"{shell(change['_id'])}",
             )
         replacement = raw.encode({"_id": identity, **{name: value for name, value in change.items() if name != "_id"}})
         self._check(collection, key, replacement)
