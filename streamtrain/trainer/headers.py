@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from itertools import chain
+from operator import itemgetter
 
 import numpy as np
 from aiokafka import ConsumerRecord
@@ -14,6 +15,7 @@ from streamtrain.trainer.records import Records
 
 # The order in which the publisher writes them; `wt` is absent where the server has no wall times.
 _ORDER = ("v", "n", "op", "ns", "dk", "ct", "wt")
+_NAME, _VALUE = itemgetter(0), itemgetter(1)
 _INT64 = struct.Struct(">q")
 _OPERATIONS = frozenset(b"iurd")
 _VERSIONS = {bytes([VERSION])}
@@ -35,8 +37,8 @@ def _uniform(partition: int, records: Sequence[ConsumerRecord], order: tuple[str
     flat = list(chain.from_iterable(record.headers for record in records))
     if len(flat) != n * width:
         return None
-    names, values = zip(*flat, strict=True)
-    if names != order * n or set(values[0::width]) != _VERSIONS:
+    values = list(map(_VALUE, flat))
+    if list(map(_NAME, flat)) != list(order) * n or set(values[0::width]) != _VERSIONS:
         return None
     operations = b"".join(values[2::width])
     numbers = [values[1::width], values[5::width], *([values[6::width]] if width == len(_ORDER) else [])]

@@ -19,10 +19,14 @@ NEVER = -1
 class Identities:
     """The documents of one namespace."""
 
-    __slots__ = ("entries",)
+    __slots__ = ("_namesakes", "entries")
 
     def __init__(self) -> None:
         self.entries: dict[bytes, Entry] = {}
+        self._namesakes = 0  # documents beside the first of their `_id`
+
+    def __len__(self) -> int:
+        return len(self.entries) + self._namesakes
 
     def find(self, key: bytes, document_key: bytes) -> Version | None:
         """The version that a record with this key and documentKey is about."""
@@ -41,9 +45,11 @@ class Identities:
 
     def put(self, key: bytes, replaced: Version | None, version: Version | None) -> None:
         """Puts `version` (None: nothing) in the place of `replaced` (None: beside what is there)."""
-        versions = [v for v in _versions(key, self.entries.get(key)) if v != replaced]
+        before = _versions(key, self.entries.get(key))
+        versions = [v for v in before if v != replaced]
         if version is not None:
             versions.append(version)
+        self._namesakes += max(1, len(versions)) - max(1, len(before))
         if not versions:
             self.entries.pop(key, None)
         elif len(versions) > 1:

@@ -54,8 +54,10 @@ class VersionLog:
         self.offsets[new] = records.offsets[places]
         self.cluster_times[new] = records.cluster_times[places]
         self._alive[new] = True
-        keys, namespaces = records.keys, records.namespaces
-        self._identities.extend((namespaces[place], keys[place]) for place in places.tolist())
+        chosen = places.tolist()
+        self._identities.extend(
+            zip(map(records.namespaces.__getitem__, chosen), map(records.keys.__getitem__, chosen), strict=True)
+        )
         self._tail += n
 
     def remove(self, offsets: npt.NDArray[np.int64]) -> None:

@@ -55,7 +55,7 @@ class PartitionMemory:
     @property
     def rows(self) -> int:
         """Documents known: with their latest labelled version, or waiting for a label."""
-        return sum(len(identities.entries) for identities in self._namespaces.values())
+        return sum(map(len, self._namespaces.values()))
 
     @property
     def nbytes(self) -> int:

@@ -22,7 +22,7 @@ from streamtrain.types import Learned
 
 STALLED_AFTER_S = 20.0  # a read that gets nothing for so long has failed
 START_WITHIN_S = 20.0
-POLL_S = 0.5  # how long one poll waits for records: how often a read looks at its deadline
+POLL_S = 0.02  # a poll that finds only commit markers waits as long as one that finds nothing
 _CHUNK_BYTES = 16 * 1024 * 1024  # of documents handed on at once
 _FETCH_BYTES = 32 * 1024 * 1024  # fetched ahead, over all partitions
 _PARTITION_BYTES = (64 * 1024, 1024 * 1024)  # least and most of that per partition
@@ -132,8 +132,9 @@ class Reader:
                 partition = self._partitions[number]
                 records = _take(partition, end)
                 if records:
-                    size += sum(len(record.value or b"") for record in records)
-                    chunk.append(self._checked(partition, records))
+                    read = self._checked(partition, records)
+                    size += sum(map(len, read.values))
+                    chunk.append(read)
                 if size >= _CHUNK_BYTES:
                     yield chunk
                     chunk, size = [], 0
