@@ -29,7 +29,8 @@ class CatalogCommands:
             "create": self.create, "drop": self.drop, "dropDatabase": self.drop_database, "collMod": self.modify,
             "renameCollection": self.rename, "createIndexes": self.create_indexes, "dropIndexes": self.drop_indexes,
             "listIndexes": self.list_indexes, "listCollections": self.list_collections,
-            "listDatabases": self.list_databases, "collStats": self.collection_stats, "dbStats": self.database_stats, "validate": self.validate,
+            "listDatabases": self.list_databases,
+            "collStats": self.collection_stats, "dbStats": self.database_stats, "validate": self.validate,
         }  # fmt: skip
 
     def _existing(self, request: Request) -> Collection:

@@ -73,8 +73,8 @@ class Engine:
             if other is not self.active and place in other.written:
                 raise CommandError(
                     112,
-                    "WriteConflict error: this operation conflicted with another operation. Please retry your operation "
-                    "or multi-document transaction.",
+                    "WriteConflict error: this operation conflicted with another operation. Please retry your "
+                    "operation or multi-document transaction.",
                     labels=("TransientTransactionError",) if self.active is not None else (),
                 )
         if self.active is not None:

@@ -168,7 +168,7 @@ def compile_projection(spec: Mapping[str, Any], scope: Scope, *, stage: bool = F
         return lambda document: dict(_only(document, [["_id"]]))
 
     def project(document: Document) -> Document:
-        result = _only(document, wanted)
+        result: Document = _only(document, wanted)
         for parts, expression in expressions:
             value = expression(document)
             if value is not MISSING:

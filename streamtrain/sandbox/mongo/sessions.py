@@ -39,8 +39,8 @@ class Sessions:
         if known is not None and known[0] > number:
             raise CommandError(
                 225,
-                f"Retryable write with txnNumber {number} is prohibited on session because a newer retryable write with "
-                f"txnNumber {known[0]} has already started on this session.",
+                f"Retryable write with txnNumber {number} is prohibited on session because a newer retryable write "
+                f"with txnNumber {known[0]} has already started on this session.",
             )
         return None
 

@@ -132,7 +132,7 @@ def _get(value: Any, parts: list[str]) -> Any:
 
 
 def leaves(value: Any, parts: list[str]) -> Iterator[Any]:
-    """The values at a path as queries see them: arrays are entered, by position and by member; MISSING where none is."""
+    """The values at a path as queries see them: arrays are entered, by position and by member; MISSING if none."""
     if not parts:
         yield value
         return
