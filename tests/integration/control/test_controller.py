@@ -1,0 +1,384 @@
+"""A whole job over fake workers: what is learned, what survives, what the operator can do."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from streamtrain import config
+from streamtrain.clock import SystemClock
+from streamtrain.control.controller import Controller
+from streamtrain.control.group import Deadlines
+from streamtrain.control.machine import Phase
+from streamtrain.errors import FencedError, StreamtrainError
+from streamtrain.types import Manifest, RetentionState, RoundReport
+from streamtrain.window.planner import plan
+from tests.fakes.control import FakeLease, FakeManifests, FakeOffsets, ScriptedLauncher, fake_job, ledger
+
+PARTITIONS = 4
+DEADLINES = Deadlines(ready=20.0, form=20.0, progress=2.0, terminate=0.5)
+KAFKA = config.Kafka(bootstrap_servers="127.0.0.1:1")
+
+
+class Setup:
+    """A job and everything around it. A second one on the same ports is the next daemon."""
+
+    def __init__(self, tmp_path: Path, **job: Any) -> None:
+        self.tmp_path = tmp_path
+        self.artifacts = tmp_path / "artifacts"
+        self.job = fake_job(**job)
+        self.offsets = FakeOffsets(PARTITIONS)
+        self.manifests = FakeManifests()
+        self.lease = FakeLease()
+        self.launcher = ScriptedLauncher(tmp_path / "logs")
+        self.reports: list[RoundReport] = []
+
+    def controller(self) -> Controller:
+        return Controller(
+            job=self.job,
+            kafka=KAFKA,
+            topic="t.s.0",
+            topic_epoch=0,
+            partitions=PARTITIONS,
+            dead_letter_topic="t.fake.dead-letters",
+            offsets=self.offsets,
+            plan=plan,
+            manifests=self.manifests,
+            lease=self.lease,
+            launcher=self.launcher,
+            artifacts={"kind": "directory", "path": str(self.artifacts)},
+            work_dir=self.tmp_path,
+            clock=SystemClock(),
+            actions=[lambda job, report: self.reports.append(report)],
+            deadlines=DEADLINES,
+        )
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Controller]:
+        controller = self.controller()
+        run = asyncio.create_task(controller.run())
+        try:
+            yield controller
+            if not run.done():
+                controller.drain()
+            await asyncio.wait_for(run, 30)
+        finally:
+            run.cancel()
+            await asyncio.gather(run, return_exceptions=True)
+            assert not any(psutil.pid_exists(process.pid) for process in self.launcher.launched)
+
+    @property
+    def head(self) -> Manifest:
+        return self.manifests.committed[-1]
+
+    def assert_learned_once(self) -> None:
+        """Every record is in the weights of the head exactly once."""
+        ranges = ledger(self.head, self.artifacts)
+        for partition, end in enumerate(self.offsets.ends):
+            learned = sorted(ranges.get(partition, []))
+            assert [begin for begin, _ in learned] == [0, *(end for _, end in learned[:-1])][: len(learned)]
+            assert (learned[-1][1] if learned else 0) == end
+        assert [place.offset for place in self.head.learned] == self.offsets.ends
+        assert self.head.rows_learned == sum(self.offsets.ends)
+
+
+async def until(condition: Callable[[], bool], limit_s: float = 30.0) -> None:
+    async with asyncio.timeout(limit_s):
+        while not condition():  # noqa: ASYNC110  (a condition of other processes: nothing to be woken by)
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def setup(tmp_path: Path) -> Setup:
+    return Setup(tmp_path)
+
+
+async def test_what_is_published_is_learned_saved_and_reported(setup: Setup) -> None:
+    setup.offsets.publish(300)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 300)
+        status = controller.status()
+        assert status.phase in (Phase.TRAINING, Phase.SAVING)
+        assert len(status.workers) == 2
+        await until(lambda: bool(setup.manifests.committed))
+        for _ in range(5):
+            setup.offsets.publish(3)
+            await asyncio.sleep(0.02)
+    setup.assert_learned_once()
+    assert controller.status().phase is Phase.STOPPED
+    assert controller.status().reason == ""
+    assert sum(report.counts.learned for report in setup.reports) == 315
+    assert setup.head.scores["y"].rows == len(setup.reports)
+    assert [m.sequence for m in setup.manifests.committed] == list(range(len(setup.manifests.committed)))
+    assert [m.parent for m in setup.manifests.committed[1:]] == [m.id for m in setup.manifests.committed[:-1]]
+
+
+async def test_rounds_keep_to_their_cap_and_are_never_empty(setup: Setup) -> None:
+    setup.offsets.publish(1000)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 1000)
+    assert all(0 < report.counts.learned <= 50 for report in setup.reports)
+
+
+async def test_an_idle_job_saves_nothing(setup: Setup) -> None:
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.TRAINING)
+    assert setup.manifests.committed == []
+
+
+async def test_the_next_daemon_goes_on_from_the_head(setup: Setup) -> None:
+    setup.offsets.publish(100)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 100)
+    first = setup.head
+    setup.lease.epoch = 2
+    setup.offsets.publish(77)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 177)
+    setup.assert_learned_once()
+    assert setup.head.lineage == first.lineage
+    assert setup.head.generation > first.generation
+    assert setup.head.epoch == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("victim", [0, 1])
+async def test_a_lost_worker_takes_the_generation_with_it_and_nothing_is_learned_twice(
+    setup: Setup, number: signal.Signals, victim: int
+) -> None:
+    setup.offsets.publish(200)
+    async with setup.running() as controller:
+        await until(lambda: bool(setup.manifests.committed))
+        setup.offsets.publish(200)
+        await until(lambda: controller.status().rows_learned > 200)
+        os.kill(setup.launcher.launched[victim].pid, number)
+        setup.offsets.publish(200)
+        await until(lambda: controller.status().generation == 2 and controller.status().rows_learned == 600)
+        assert controller.status().reason == ""
+        assert controller.status().last_error
+    setup.assert_learned_once()
+
+
+async def test_workers_may_die_again_and_again(setup: Setup) -> None:
+    places = ["start", "form", "0", "2", "save"]
+    setup.launcher.behaviours = {(g + 1, g % 2): f"kill@{place}" for g, place in enumerate(places)}
+    setup.offsets.publish(400)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 400 and controller.status().generation >= 5, 60)
+        await until(lambda: bool(setup.manifests.committed) and setup.head.rows_learned == 400)
+        assert controller.status().failures == 0
+    setup.assert_learned_once()
+
+
+async def test_a_worker_that_never_arrives_does_not_stop_the_job(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    setup.launcher.behaviours = {(1, 1): "exit@start"}
+    setup.offsets.publish(10)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 10)
+    setup.assert_learned_once()
+
+
+async def test_a_fatal_failure_pauses_the_job_and_says_why(setup: Setup) -> None:
+    setup.launcher.behaviours = {(1, 0): "fatal@form"}
+    setup.offsets.publish(10)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        status = controller.status()
+        assert "told to fail" in status.reason
+        assert status.hint == "stop telling it"
+        assert status.workers == ()
+        controller.resume()
+        await until(lambda: controller.status().rows_learned == 10)
+        assert controller.status().reason == ""
+    setup.assert_learned_once()
+
+
+async def test_a_report_that_contradicts_its_round_is_not_believed(setup: Setup) -> None:
+    setup.launcher.behaviours = {(1, 0): "wrong@0"}
+    setup.offsets.publish(10)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 10)
+        assert "round 0 was to learn partition" in controller.status().last_error
+    setup.assert_learned_once()
+
+
+async def test_a_paused_job_gives_its_workers_back_and_resumes_where_it_was(setup: Setup) -> None:
+    setup.offsets.publish(50)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 50)
+        controller.pause("the operator wants the machine")
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        assert controller.status().workers == ()
+        assert controller.status().reason == "the operator wants the machine"
+        assert setup.head.rows_learned == 50
+        setup.offsets.publish(50)
+        await until(lambda: controller.status().backlog == 50)
+        controller.resume()
+        await until(lambda: controller.status().rows_learned == 100)
+    setup.assert_learned_once()
+
+
+@pytest.mark.parametrize("from_scratch", [True, False])
+async def test_a_retrain_learns_the_window_again_in_a_new_lineage(setup: Setup, from_scratch: bool) -> None:
+    setup.offsets.publish(400)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 400)
+        before = controller.status().lineage
+        reported = len(setup.reports)
+        lineage = controller.retrain(from_scratch=from_scratch)
+        assert lineage != before
+        setup.offsets.publish(100)
+        await until(lambda: controller.status().lineage == lineage and controller.status().rows_learned == 500)
+        retrain = controller.status().retrain
+        assert retrain is not None
+        assert (retrain.lineage, retrain.from_scratch, retrain.done) == (lineage, from_scratch, 1.0)
+        again = [report for report in setup.reports[reported:] if report.round >= 0 and not report.scores]
+        assert sum(report.counts.learned for report in again) == 400
+    assert setup.head.lineage == lineage
+    assert setup.head.retrain_until is None
+    if from_scratch:
+        setup.assert_learned_once()
+    else:
+        assert (
+            sum(end - begin for ranges in ledger(setup.head, setup.artifacts).values() for begin, end in ranges) == 900
+        )
+
+
+async def test_a_retrain_survives_the_death_of_its_workers_and_of_the_daemon(setup: Setup) -> None:
+    setup.offsets.publish(300)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 300)
+        setup.launcher.behaviours = {(2, 0): "kill@1", **{(g, i): "slow" for g in (3, 4) for i in (0, 1)}}
+        lineage = controller.retrain(from_scratch=True)
+        await until(lambda: bool(setup.manifests.committed) and setup.head.lineage == lineage)
+        assert setup.head.retrain_until is not None
+    setup.launcher.behaviours = {}
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 300)
+        retrain = controller.status().retrain
+        assert retrain is None or retrain.done == 1.0
+    setup.assert_learned_once()
+
+
+async def test_a_retrain_goes_on_where_records_were_lost(setup: Setup) -> None:
+    setup.offsets.publish(100)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 100)
+    setup.offsets.publish(100)
+    setup.offsets.begins = [40] * PARTITIONS
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        assert "removed records that job fake had not learned" in controller.status().reason
+        assert "streamtrain retrain fake" in controller.status().hint
+        controller.retrain(from_scratch=False)
+        await until(lambda: controller.status().rows_learned == 40)
+        assert controller.status().phase is not Phase.PAUSED
+
+
+async def test_another_schema_pauses_the_job_until_it_is_learned_anew(setup: Setup) -> None:
+    setup.offsets.publish(20)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 20)
+    setup.job = fake_job(features=[{"field": "z", "dtype": "float32"}])
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        assert "features or labels" in controller.status().reason
+        controller.retrain(from_scratch=True)
+        await until(lambda: controller.status().rows_learned == 20)
+    setup.assert_learned_once()
+
+
+async def test_a_daemon_that_was_taken_over_stops_without_committing(setup: Setup) -> None:
+    setup.offsets.publish(20)
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await until(lambda: bool(setup.manifests.committed))
+    await setup.manifests.claim("fake", epoch=2)
+    committed = len(setup.manifests.committed)
+    setup.offsets.publish(20)
+    with pytest.raises(FencedError):
+        await asyncio.wait_for(run, 30)
+    assert len(setup.manifests.committed) == committed
+    assert not any(psutil.pid_exists(process.pid) for process in setup.launcher.launched)
+
+
+async def test_a_holder_that_cannot_renew_keeps_its_workers_and_commits_later(setup: Setup) -> None:
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.TRAINING)
+        setup.lease.is_held = False
+        setup.offsets.publish(40)
+        await until(lambda: controller.status().rows_learned == 40)
+        await asyncio.sleep(0.5)  # longer than checkpoint.every: nothing may be committed now
+        assert setup.manifests.committed == []
+        setup.lease.is_held = True
+        await until(lambda: bool(setup.manifests.committed))
+        assert controller.status().generation == 1
+    setup.assert_learned_once()
+
+
+async def test_a_commit_that_fails_for_a_moment_is_tried_again(setup: Setup) -> None:
+    setup.manifests.failing = 2
+    setup.offsets.publish(40)
+    async with setup.running() as controller:
+        await until(lambda: bool(setup.manifests.committed))
+        assert controller.status().generation == 1
+    setup.assert_learned_once()
+
+
+async def test_a_halt_ends_the_workers_at_once(setup: Setup) -> None:
+    setup.launcher.behaviours = {(1, 0): "hang@0"}
+    setup.offsets.publish(10)
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await until(lambda: controller.status().phase is Phase.TRAINING)
+    controller.halt()
+    await asyncio.wait_for(run, 10)
+    assert not any(psutil.pid_exists(process.pid) for process in setup.launcher.launched)
+    with pytest.raises(StreamtrainError, match="stopped"):
+        controller.retrain(from_scratch=True)
+
+
+async def test_a_drain_with_a_frozen_worker_still_ends_and_says_so(setup: Setup) -> None:
+    setup.launcher.behaviours = {(1, 1): "freeze@0"}
+    setup.offsets.publish(10)
+    async with setup.running() as controller:
+        await until(lambda: len(setup.launcher.launched) == 2)
+        frozen = psutil.Process(setup.launcher.launched[1].pid)
+        await until(lambda: frozen.status() == psutil.STATUS_STOPPED)
+    assert controller.status().phase is Phase.STOPPED
+    assert "no progress" in controller.status().reason
+
+
+async def test_a_drain_while_forming_ends_the_workers(setup: Setup) -> None:
+    setup.launcher.behaviours = {(1, 0): "absent@start"}
+    async with setup.running() as controller:
+        await until(lambda: len(setup.launcher.launched) == 2)
+    assert controller.status().phase is Phase.STOPPED
+
+
+async def test_a_cancelled_controller_leaves_no_worker_behind(setup: Setup) -> None:
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await until(lambda: controller.status().phase is Phase.TRAINING)
+    run.cancel()
+    await asyncio.gather(run, return_exceptions=True)
+    assert not any(psutil.pid_exists(process.pid) for process in setup.launcher.launched)
+
+
+async def test_the_backlog_is_shown_and_the_retention_too(setup: Setup) -> None:
+    setup.offsets.publish(8)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 8)
+        await until(lambda: controller.status().backlog == 0)
+        retention = controller.status().retention
+        assert retention is not None
+        assert retention.state is RetentionState.OK
