@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from streamtrain.errors import SourceError
 from streamtrain.source.elements import INT32, elements
+from streamtrain.source.shape import Shape
 from streamtrain.types import ChangeEvent, Operation
 
 _UINT64 = struct.Struct("<Q")
@@ -28,6 +29,8 @@ _WALL_TIME = b"\x09wallTime"
 _DOCUMENT = b"\x03fullDocument"
 _NAMESPACE = b"\x03ns"
 _DOCUMENT_KEY = b"\x03documentKey"
+
+MOST_SHAPES = 6  # four operations on one collection, some with and some without their document
 
 # A KeyString (the hex text of a token's `_data`) that begins with a timestamp: this byte, then 8 bytes of it.
 _TOKEN_TIMESTAMP = "82"
@@ -59,10 +62,12 @@ class Parsed:
 class EventParser:
     """Parses the batches of one stream.
 
-    It remembers the shape of the events before: a namespace is decoded once.
+    It remembers the shapes of the events before, most recently seen first, and walks over the elements of an
+    event only when it has none of them.
     """
 
     def __init__(self) -> None:
+        self._shapes: list[Shape] = []
         self._namespaces: dict[bytes, str] = {}
 
     def parse(self, batch: bytes) -> Parsed:
@@ -73,17 +78,36 @@ class EventParser:
         at, end = 0, len(batch)
         try:
             while at < end:
-                event = self._event(batch, at, len(changes))
+                stop = at + INT32.unpack_from(batch, at)[0]
+                event = self._cut(batch, at, stop) or self._walk(batch, at, len(changes))
                 if isinstance(event, ChangeEvent):
                     if event.document is None and event.operation is Operation.UPDATE:
                         incomplete.append(len(changes))
                     changes.append(event)
                 else:
                     others.append(event)
-                at += INT32.unpack_from(batch, at)[0]
+                at = stop
         except (ValueError, struct.error) as error:
             raise SourceError(f"a change event cannot be read: {error}") from error
         return Parsed(changes, others, incomplete)
+
+    def _cut(self, batch: bytes, at: int, stop: int) -> ChangeEvent | None:
+        for place, shape in enumerate(self._shapes):
+            event = shape.cut(batch, at, stop)
+            if event is not None:
+                if place:
+                    self._shapes.insert(0, self._shapes.pop(place))
+                return event
+        return None
+
+    def _walk(self, batch: bytes, at: int, after: int) -> ChangeEvent | CollectionEvent:
+        event = self._event(batch, at, after)
+        if isinstance(event, ChangeEvent):
+            shape = Shape.of(batch, at, event)
+            if shape is not None:
+                self._shapes.insert(0, shape)
+                del self._shapes[MOST_SHAPES:]
+        return event
 
     def _event(self, batch: bytes, at: int, after: int) -> ChangeEvent | CollectionEvent:
         token = key = document = wall_time = None

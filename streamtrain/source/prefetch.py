@@ -64,10 +64,7 @@ class Prefetch:
 
     async def take(self, *, records: int, size: int) -> list[Batch]:
         """The next batches: at least one, and more until they hold `records` events or `size` bytes; none
-        after `stop`. What was taken before counts as published."""
-        self._held -= self._taken
-        self._taken = 0
-        self._changed.set()
+        after `stop`. They count as held until `published`."""
         while not self._batches and not self._stopped:
             if self._failure is not None:
                 raise self._failure
@@ -80,6 +77,12 @@ class Prefetch:
             size -= batch.size
             self._taken += _cost(batch)
         return taken
+
+    def published(self) -> None:
+        """What was taken is in Kafka: there is room for more."""
+        self._held -= self._taken
+        self._taken = 0
+        self._changed.set()
 
     async def _change(self) -> None:
         self._changed.clear()

@@ -10,6 +10,7 @@ from streamtrain import metrics
 from streamtrain.clock import Clock
 from streamtrain.source.change_stream import Batch
 from streamtrain.source.events import token_time
+from streamtrain.source.position import may_follow
 from streamtrain.source.prefetch import Prefetch
 from streamtrain.source.status import SourceState, SourceStatus
 from streamtrain.types import ChangeEvent, Position, PositionKind
@@ -31,10 +32,9 @@ def advance(position: Position, batches: Sequence[Batch]) -> Position:
         kind, token = PositionKind.POST_BATCH, last.token
     elif change is None:
         return position
-    times = (position.cluster_time, change.cluster_time if change else 0, token_time(token) or 0)
-    if kind is PositionKind.POST_BATCH and change is None and times[2] < position.cluster_time:
-        return position
-    return replace(position, kind=kind, token=token, last_token=last_token, cluster_time=max(times))
+    time = max(position.cluster_time, change.cluster_time if change else 0, token_time(token) or 0)
+    target = replace(position, kind=kind, token=token, last_token=last_token, cluster_time=time)
+    return target if may_follow(target, position) else position
 
 
 class Progress:
@@ -78,7 +78,7 @@ class Progress:
     def committed(self, position: Position, changes: Sequence[ChangeEvent], size: int) -> None:
         """A transaction with `changes`, of `size` bytes of events, is in Kafka."""
         self.resumed(position)
-        status, source = self._status, self._status.source
+        status = self._status
         newest = changes[-1] if changes else None
         self._status = replace(
             status,
@@ -87,11 +87,7 @@ class Progress:
             transactions=status.transactions + 1,
             last_event_ms=_wall_ms(newest) if newest else status.last_event_ms,
         )
-        metrics.SOURCE_TRANSACTIONS.labels(source).inc()
-        if newest is not None:
-            metrics.SOURCE_EVENTS.labels(source).inc(len(changes))
-            metrics.SOURCE_BYTES.labels(source).inc(size)
-            metrics.SOURCE_LAG.labels(source).set(max(0.0, self._clock.time() - _wall_ms(newest) / 1000))
+        metrics.SOURCE_TRANSACTIONS.labels(status.source).inc()
 
     def status(self) -> SourceStatus:
         age = None if self._position is None else max(0.0, self._clock.time() - (self._position.cluster_time >> 32))

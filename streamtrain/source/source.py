@@ -233,14 +233,14 @@ class Source:
         while batches := await queue.take(records=TRANSACTION_RECORDS, size=TRANSACTION_BYTES):
             changes = batches[0].changes if len(batches) == 1 else [c for batch in batches for c in batch.changes]
             position = advance(self._progress.position, batches)
-            if position == self._progress.position:
-                continue
-            try:
-                saved = await self._publisher.publish(changes, position)
-            except (KafkaError, AiokafkaError, TimeoutError, OSError) as error:
-                raise _PublishingError(_first_line(error)) from error
-            self._failures[KAFKA] = 0
-            self._progress.committed(saved, changes, sum(batch.size for batch in batches))
+            if position != self._progress.position:
+                try:
+                    saved = await self._publisher.publish(changes, position)
+                except (KafkaError, AiokafkaError, TimeoutError, OSError) as error:
+                    raise _PublishingError(_first_line(error)) from error
+                self._failures[KAFKA] = 0
+                self._progress.committed(saved, changes, sum(batch.size for batch in batches))
+            queue.published()
 
 
 def _invalidated(namespace: str, happened: str) -> InvalidatedError:

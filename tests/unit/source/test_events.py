@@ -82,6 +82,33 @@ def test_neither_order_nor_unknown_fields_matter(order: list[str], unknown: list
     assert parse_one(shuffled) == parse_one(fields)
 
 
+variants = st.fixed_dictionaries(
+    {
+        "operationType": st.sampled_from(["insert", "insert", "update", "replace", "delete"]),
+        "ns": st.sampled_from([{"db": "air", "coll": "a"}, {"db": "air", "coll": "b"}]),
+        "documentKey": st.sampled_from([{"_id": 1}, {"_id": "one"}, {"k": 2.0, "_id": {"a": 1}}]),
+        "fullDocument": st.sampled_from([..., None, {"_id": 1}, {"_id": 2, "x": "y" * 50}]),
+        "wallTime": st.sampled_from([..., datetime(2026, 1, 2, tzinfo=UTC)]),
+        "collectionUUID": st.sampled_from([..., bson.Binary(b"0123456789abcdef", 4), bson.Binary(b"short")]),
+        "txnNumber": st.sampled_from([..., bson.Int64(3)]),
+        "updateDescription": st.sampled_from([..., {"updatedFields": {"x": 1}}]),
+        "text": st.sampled_from([..., "a", "longer"]),
+    }
+)
+
+
+@given(st.lists(variants, min_size=2, max_size=12), st.randoms())
+def test_shapes_learned_from_other_events_change_nothing(rows: list[dict[str, Any]], rng: random.Random) -> None:
+    events = []
+    for row in rows:
+        fields = list(event(**row).items())
+        if rng.random() < 0.2:
+            rng.shuffle(fields)
+        events.append(bson.encode(dict(fields)))
+    alone = [change for raw in events for change in EventParser().parse(raw).changes]
+    assert EventParser().parse(b"".join(events)).changes == alone
+
+
 def test_drop_and_invalidate_keep_their_place_among_the_changes() -> None:
     drop = event(operationType="drop", fullDocument=..., documentKey=...)
     invalidate = event(operationType="invalidate", fullDocument=..., documentKey=..., ns=...)
