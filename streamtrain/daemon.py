@@ -1,1 +1,404 @@
-"""Composition (being written)."""
+"""The composition root: the one place where the stages meet. It starts the parts, watches them, and drains them
+in order; what a part does, it does not know.
+
+    lease -> per source: publisher, change stream, offsets -> per job: controller -> workers
+    admin endpoint from the first moment to the last
+
+Drain (SIGTERM or SIGINT): the sources stop after the transaction in hand -> the jobs finish their rounds, save and
+commit a manifest -> the lease is given back -> the admin endpoint closes -> exit 0. A second signal ends at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+from apscheduler.schedulers.asyncio import AsyncIOScheduler
+from pymongo import AsyncMongoClient
+from pymongo.errors import PyMongoError
+
+from streamtrain import __version__, config, logs, metrics, overview, settings_file, topics
+from streamtrain.artifacts import open_store
+from streamtrain.clock import Clock, SystemClock
+from streamtrain.control.controller import Controller
+from streamtrain.control.launcher.local import LocalLauncher
+from streamtrain.control.lease import Lease, LeaseState
+from streamtrain.control.machine import Phase
+from streamtrain.errors import (
+    EXIT_INTERRUPTED,
+    EXIT_OK,
+    ConfigError,
+    DependencyError,
+    FencedError,
+    StreamtrainError,
+)
+from streamtrain.observe.admin import Admin, RetrainFrom
+from streamtrain.observe.report import JobReport
+from streamtrain.registry.store import ManifestStore
+from streamtrain.settings_file import Loaded
+from streamtrain.source.status import SourceStatus
+from streamtrain.source_part import SourcePart
+from streamtrain.topic_admin import TopicSpec, ensure_topics
+from streamtrain.types import RoundReport
+from streamtrain.window.planner import plan
+
+SOURCE_STOP_S = 45.0  # a publisher's transaction has its own deadline below this
+JOB_DRAIN_S = 120.0  # rounds in flight, a save and its commit
+STATE_TIMEOUT_S = 8.0
+_STATE_OPTIONS: dict[str, Any] = {"serverSelectionTimeoutMS": int(STATE_TIMEOUT_S * 1000), "appName": "streamtrain"}
+_TICK_S = 1.0
+_EXPORT_S = 2.0
+
+log = structlog.get_logger()
+
+
+def run(loaded: Loaded) -> int:
+    """Runs the daemon in this process until it is drained; the exit code. Raises StreamtrainError when it cannot
+    start or may not go on."""
+    section = loaded.settings.log
+    logs.configure(level=section.level, format=section.format, mask=loaded.mask)
+    return asyncio.run(Daemon(loaded=loaded, clock=SystemClock()).run())
+
+
+class Daemon:
+    """One deployment's process. `run` it once."""
+
+    def __init__(self, *, loaded: Loaded, clock: Clock) -> None:
+        self._loaded = loaded
+        self._settings = loaded.settings
+        self._clock = clock
+        self._began = clock.monotonic()
+        self._ticked = self._began
+        self._waiting = "starting"
+        self._stop = asyncio.Event()
+        self._error: StreamtrainError | None = None
+        self._lease: Lease | None = None
+        self._sources: dict[str, SourcePart] = {}
+        self._controllers: dict[str, Controller] = {}
+        self._crashes: dict[str, str] = {}
+        self._reports = {
+            job.name: JobReport(job=job.name, labels=job.schema_().labels, clock=clock) for job in self._settings.jobs
+        }
+
+    async def run(self) -> int:
+        """Until a signal, or until a part says that the daemon may not go on: then its error is raised, after
+        the others were drained."""
+        metrics.BUILD.info({"version": __version__})
+        section = self._settings.admin
+        admin = Admin(
+            subject=self,
+            listen=section.listen,
+            token=section.token.get_secret_value() if section.token else None,
+        )
+        log.info("serving the admin endpoint", address=admin.address)
+        work = asyncio.create_task(self._work())
+        self._handle_signals(work)
+        scheduler = self._schedule()
+        serving = asyncio.create_task(admin.run())
+        try:
+            await work
+        except asyncio.CancelledError:
+            log.warning("ended at once; what was not saved is learned again")
+            return EXIT_INTERRUPTED
+        finally:
+            scheduler.shutdown(wait=False)
+            admin.stop()
+            await serving
+        if self._error is not None:
+            raise self._error
+        log.info("drained")
+        return EXIT_OK
+
+    async def _work(self) -> None:
+        client = _state_client(self._settings)
+        work_dir = Path(tempfile.mkdtemp(prefix="streamtrain-"))
+        try:
+            self._lease = lease = Lease(
+                database=client[self._settings.state.database],
+                holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
+                clock=self._clock,
+            )
+            self._waiting = "waits for the lease"
+            if not await self._unless_stopped(lease.acquire()):
+                return
+            self._waiting = ""
+            renewing = asyncio.create_task(self._guard("lease", lease.run()))
+            try:
+                await self._run_parts(lease, client, work_dir)
+            finally:
+                renewing.cancel()
+                await asyncio.gather(renewing, return_exceptions=True)
+                await lease.release()
+        except StreamtrainError as error:
+            self._fail(error)
+        finally:
+            await client.close()
+            shutil.rmtree(work_dir, ignore_errors=True)
+
+    async def _run_parts(self, lease: Lease, client: AsyncMongoClient[Any], work_dir: Path) -> None:
+        """Starts sources and jobs, waits for the end, and drains them: sources first."""
+        settings = self._settings
+        artifacts = artifact_options(settings)
+        store = open_store(artifacts)
+        manifests = ManifestStore(database=client[settings.state.database], artifacts=store)
+        await manifests.prepare()
+        for spec in settings.sources:
+            self._sources[spec.name] = SourcePart(spec=spec, kafka=settings.kafka, lease=lease, clock=self._clock)
+        sources = [
+            asyncio.create_task(self._guard(f"source {name}", part.source.run(), part))
+            for name, part in self._sources.items()
+        ]
+        jobs = [
+            asyncio.create_task(
+                self._guard(f"job {job.name}", self._run_job(job, lease, manifests, artifacts, work_dir))
+            )
+            for job in settings.jobs
+        ]
+        try:
+            await self._stop.wait()
+            self._waiting = "draining"
+            await self._drain(sources, jobs)
+        finally:
+            for task in (*sources, *jobs):
+                task.cancel()
+            await asyncio.gather(*sources, *jobs, return_exceptions=True)
+            for part in self._sources.values():
+                await part.close()
+            store.close()
+
+    async def _run_job(
+        self,
+        job: config.Job,
+        lease: Lease,
+        manifests: ManifestStore,
+        artifacts: Mapping[str, Any],
+        work_dir: Path,
+    ) -> None:
+        kafka = self._settings.kafka
+        topic = await self._sources[job.source].topic()
+        dead_letters = TopicSpec(
+            topics.dead_letter_topic(kafka.topic_prefix, job.name),
+            1,
+            {"cleanup.policy": "delete", "retention.ms": str(round(kafka.retention * 1000))},
+        )
+        await ensure_topics(kafka, [dead_letters])
+        controller = Controller(
+            job=job,
+            kafka=kafka,
+            topic=topic.name,
+            topic_epoch=topic.epoch,
+            partitions=topic.partitions,
+            dead_letter_topic=dead_letters.name,
+            offsets=topic.offsets,
+            plan=plan,
+            manifests=manifests,
+            lease=lease,
+            launcher=LocalLauncher(job=job.name),
+            artifacts=artifacts,
+            work_dir=work_dir,
+            clock=self._clock,
+            actions=(self._on_round,),
+        )
+        self._controllers[job.name] = controller
+        await controller.run()
+
+    async def _drain(self, sources: Sequence[asyncio.Task[None]], jobs: Sequence[asyncio.Task[None]]) -> None:
+        log.info("draining", sources=len(sources), jobs=len(jobs))
+        for part in self._sources.values():
+            part.source.stop()
+        if sources:
+            await asyncio.wait(sources, timeout=SOURCE_STOP_S)
+        for name, job in zip(self._reports, jobs, strict=True):
+            controller = self._controllers.get(name)
+            if controller is None:
+                job.cancel()
+            elif isinstance(self._error, FencedError):
+                controller.halt()
+            else:
+                controller.drain()
+        if jobs:
+            _done, late = await asyncio.wait(jobs, timeout=JOB_DRAIN_S)
+            if late:
+                log.error("jobs did not drain in time; what was not saved is learned again", jobs=len(late))
+
+    # ------------------------------------------------------------------ what goes wrong
+
+    async def _guard(self, part: str, work: Coroutine[Any, Any, None], source: SourcePart | None = None) -> None:
+        """Runs a part. Its failure is a state that is shown, unless the daemon may not, or cannot, go on."""
+        try:
+            await work
+        except FencedError as error:
+            self._fail(error)
+        except StreamtrainError as error:
+            at_start = source is not None and not source.started
+            if at_start and isinstance(error, (DependencyError, ConfigError)):
+                self._fail(error)
+            else:
+                log.error("a part has stopped", part=part, reason=error.message, hint=error.hint or None)
+                self._crashes[part] = error.message
+        except Exception as error:
+            log.exception("a part has crashed", part=part)
+            self._crashes[part] = f"internal error: {type(error).__name__}"
+            if source is not None:
+                source.crashed(self._crashes[part])
+
+    def _fail(self, error: StreamtrainError) -> None:
+        """Ends the daemon with the first such error; what still works is drained."""
+        if self._error is None and not self._stop.is_set():
+            self._error = error
+            log.error("the daemon cannot go on", reason=error.message, hint=error.hint or None)
+        self._stop.set()
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, Any]) -> bool:
+        """Whether `work` was done before a signal came."""
+        task, stopped = asyncio.create_task(work), asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                return False
+            task.result()
+            return True
+        finally:
+            task.cancel()
+            stopped.cancel()
+            await asyncio.gather(task, stopped, return_exceptions=True)
+
+    # ------------------------------------------------------------------ signals, timers
+
+    def _handle_signals(self, work: asyncio.Task[None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def end() -> None:
+            if self._stop.is_set():
+                work.cancel()
+            else:
+                self._stop.set()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, end)
+        loop.add_signal_handler(signal.SIGHUP, self._reload)
+
+    def _reload(self) -> None:
+        """SIGHUP: what can change in a running daemon does, the rest is named."""
+        try:
+            loaded = settings_file.load(self._loaded.path, flags=self._loaded.flags)
+        except StreamtrainError as error:
+            log.error("the settings were not reloaded", reason=error.message)
+            return
+        section = loaded.settings.log
+        logs.configure(level=section.level, format=section.format, mask=loaded.mask)
+        before = self._settings.model_copy(update={"log": section})
+        changed = [
+            name for name in type(before).model_fields if getattr(before, name) != getattr(loaded.settings, name)
+        ]
+        log.info("the settings were reloaded", level=section.level, need_a_restart=changed or None)
+
+    def _schedule(self) -> AsyncIOScheduler:
+        scheduler = AsyncIOScheduler(timezone="UTC")
+        scheduler.add_job(self._tick, "interval", seconds=_TICK_S, max_instances=1, misfire_grace_time=None)
+        scheduler.add_job(self._export, "interval", seconds=_EXPORT_S, max_instances=1, misfire_grace_time=None)
+        scheduler.start()
+        return scheduler
+
+    async def _tick(self) -> None:
+        now = self._clock.monotonic()
+        metrics.LOOP_LAG.set(max(0.0, now - self._ticked - _TICK_S))
+        self._ticked = now
+
+    async def _export(self) -> None:
+        """Gauges of what nobody reports: they are read off the parts."""
+        unready = self.not_ready()
+        for part in ("daemon", "lease", *(f"source {n}" for n in self._sources), *(f"job {n}" for n in self._reports)):
+            metrics.READY.labels(part).set(part not in unready)
+        for name, controller in self._controllers.items():
+            status = controller.status()
+            self._reports[name].on_backlog(
+                backlog=status.backlog, oldest_untrained_s=status.oldest_untrained_s, retention=status.retention
+            )
+
+    def _on_round(self, job: str, report: RoundReport) -> None:
+        self._reports[job].on_round(report)
+
+    # ------------------------------------------------------------------ the admin endpoint's subject
+
+    def status(self) -> Mapping[str, Any]:
+        return overview.document(
+            self._process(), self._source_states(), self._job_views(), now_ms=int(self._clock.time() * 1000)
+        )
+
+    def jobs(self) -> Sequence[str]:
+        return tuple(self._reports)
+
+    def not_ready(self) -> Mapping[str, str]:
+        return overview.not_ready(self._process(), self._source_states(), self._job_views())
+
+    def stuck(self) -> Mapping[str, str]:
+        return overview.stuck(self._process(), self._job_views())
+
+    async def retrain(self, job: str, *, start: RetrainFrom) -> Mapping[str, Any]:
+        controller = self._controllers.get(job)
+        if controller is None:
+            raise StreamtrainError(f"job {job} has not begun yet", hint="/readyz says what it waits for")
+        lineage = controller.retrain(from_scratch=start == "scratch")
+        return {"job": job, "from": start, "lineage": lineage}
+
+    def _process(self) -> overview.Process:
+        lease, now = self._lease, self._clock.monotonic()
+        return overview.Process(
+            pid=os.getpid(),
+            uptime_s=now - self._began,
+            lease_held=lease is not None and lease.held(),
+            lease_epoch=lease.epoch if lease is not None else 0,
+            waiting=f"{self._waiting}, which {lease.seen_holder} holds"
+            if lease is not None and lease.state is LeaseState.STANDBY and lease.seen_holder
+            else self._waiting,
+            loop_tick_age_s=now - self._ticked,
+        )
+
+    def _source_states(self) -> dict[str, SourceStatus]:
+        return {name: part.status() for name, part in self._sources.items()}
+
+    def _job_views(self) -> dict[str, overview.JobView]:
+        return {job.name: self._job_view(job) for job in self._settings.jobs}
+
+    def _job_view(self, job: config.Job) -> overview.JobView:
+        controller = self._controllers.get(job.name)
+        crash = self._crashes.get(f"job {job.name}", "")
+        status = controller.status() if controller is not None else None
+        if status is not None and crash:
+            status = replace(status, phase=Phase.STOPPED, reason=crash)
+        return overview.JobView(
+            source=job.source,
+            status=status,
+            reason=crash or f"waits for source {job.source}",
+            report=self._reports[job.name].summary(),
+        )
+
+
+def artifact_options(settings: config.Settings) -> dict[str, Any]:
+    """What `artifacts.open_store` and the workers open the artifact store with. Holds the URI: never logged."""
+    state = settings.state
+    if state.artifacts == "gridfs":
+        return {"kind": "gridfs", "uri": _state_uri(settings), "database": state.database}
+    return {"kind": "directory", "path": str(Path(state.artifacts).resolve())}
+
+
+def _state_uri(settings: config.Settings) -> str:
+    return (settings.state.uri or settings.sources[0].uri).get_secret_value()
+
+
+def _state_client(settings: config.Settings) -> AsyncMongoClient[Any]:
+    try:
+        return AsyncMongoClient(_state_uri(settings), **_STATE_OPTIONS)
+    except (PyMongoError, ValueError) as error:
+        raise ConfigError(f"state.uri cannot be used: {error}", hint="is it a MongoDB URI?") from error

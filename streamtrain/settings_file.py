@@ -35,6 +35,7 @@ class Loaded:
     settings: Settings
     path: Path
     mask: Mask
+    flags: tuple[str, ...] = ()
 
 
 def find(path: str | None) -> Path:
@@ -59,7 +60,7 @@ def load(path: Path, *, flags: Sequence[str] = (), environ: Mapping[str, str] = 
     loading.apply_environment()
     loading.apply_flags(flags)
     settings = loading.validate()
-    return Loaded(settings, path, Mask(secrets_of(settings)))
+    return Loaded(settings, path, Mask(secrets_of(settings)), tuple(flags))
 
 
 def _read(path: Path) -> str:

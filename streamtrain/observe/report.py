@@ -53,11 +53,13 @@ class JobReport:
         self._remember_scores(now, report.scores)
         self._export(now, report)
 
-    def on_backlog(self, *, backlog: int | None, oldest_untrained_s: float | None, retention: Retention) -> None:
+    def on_backlog(self, *, backlog: int | None, oldest_untrained_s: float | None, retention: Retention | None) -> None:
         """How things stand in Kafka; what is not known is left as it was, since missing is not a number."""
         if backlog is not None:
             metrics.BACKLOG.labels(self._job).set(backlog)
             metrics.OLDEST_UNTRAINED.labels(self._job).set(oldest_untrained_s or 0.0)
+        if retention is None:
+            return
         if retention.headroom_s is not None:
             metrics.RETENTION_HEADROOM.labels(self._job).set(retention.headroom_s)
         for state in RetentionState:

@@ -1,0 +1,124 @@
+"""A source as the daemon runs it: its change stream, its publisher, and the offsets of its topic, which exist once
+the first position is committed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import structlog
+
+from streamtrain import config, topics
+from streamtrain.clock import Clock
+from streamtrain.ports import LeasePort
+from streamtrain.source.publisher import Publisher
+from streamtrain.source.source import Source
+from streamtrain.source.status import SourceState, SourceStatus
+from streamtrain.types import ChangeEvent, Position, Published
+from streamtrain.window.offsets import Offsets
+
+log = structlog.get_logger()
+
+
+class SourcePart:
+    """`source.run()` is the work; `topic()` is how jobs get at what it publishes; `close` it after both."""
+
+    def __init__(self, *, spec: config.Source, kafka: config.Kafka, lease: LeasePort, clock: Clock) -> None:
+        self.spec = spec
+        self._topic: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
+        self._crash = ""
+        publisher = _Announced(spec=spec, kafka=kafka, lease=lease, clock=clock, topic=self._topic)
+        self.source = Source(spec=spec, publisher=publisher, clock=clock)
+
+    @property
+    def started(self) -> bool:
+        return self._topic.done()
+
+    async def topic(self) -> Topic:
+        """Waits until the source has one."""
+        return await asyncio.shield(self._topic)
+
+    def status(self) -> SourceStatus:
+        status = self.source.status()
+        return replace(status, state=SourceState.FAILED, reason=self._crash) if self._crash else status
+
+    def crashed(self, reason: str) -> None:
+        """It ended by an error that it does not know."""
+        self._crash = reason
+
+    async def close(self) -> None:
+        if self._topic.done():
+            await self._topic.result().close()
+
+
+class Topic:
+    """The topic that a source publishes to, and its offsets, which are kept true until `close`."""
+
+    def __init__(self, *, name: str, epoch: int, partitions: int, offsets: Offsets) -> None:
+        self.name, self.epoch, self.partitions = name, epoch, partitions
+        self.offsets = offsets
+        self._refreshing = asyncio.create_task(offsets.run())
+        self._refreshing.add_done_callback(_show_crash)
+
+    async def close(self) -> None:
+        self._refreshing.cancel()
+        await asyncio.gather(self._refreshing, return_exceptions=True)
+        await self.offsets.close()
+
+
+class _Announced:
+    """The source's publisher, which makes the topic's offsets known before it publishes for the first time."""
+
+    def __init__(
+        self,
+        *,
+        spec: config.Source,
+        kafka: config.Kafka,
+        lease: LeasePort,
+        clock: Clock,
+        topic: asyncio.Future[Topic],
+    ) -> None:
+        self._spec, self._kafka, self._clock = spec, kafka, clock
+        self._topic = topic
+        self._publisher = Publisher(
+            kafka=kafka,
+            source=spec.name,
+            partitions=spec.partitions,
+            clock=clock,
+            may_publish=lease.held,
+            on_published=self._on_published,
+        )
+
+    async def start(self) -> Position | None:
+        position = await self._publisher.start()
+        if not self._topic.done():
+            self._topic.set_result(await self._open(position))
+        return position
+
+    async def publish(self, events: Sequence[ChangeEvent], position: Position, /) -> Position:
+        return await self._publisher.publish(events, position)
+
+    async def close(self) -> None:
+        await self._publisher.close()
+
+    async def _open(self, position: Position | None) -> Topic:
+        epoch = 0 if position is None else position.topic_epoch
+        partitions = self._spec.partitions if position is None else len(position.counts)
+        name = topics.source_topic(self._kafka.topic_prefix, self._spec.name, epoch)
+        offsets = Offsets(kafka=self._kafka, topic=name, topic_epoch=epoch, partitions=partitions, clock=self._clock)
+        try:
+            await offsets.start(position)
+        except BaseException:
+            await offsets.close()
+            raise
+        return Topic(name=name, epoch=epoch, partitions=partitions, offsets=offsets)
+
+    def _on_published(self, published: Published) -> None:
+        if self._topic.done():
+            self._topic.result().offsets.on_published(published)
+
+
+def _show_crash(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("offsets are no longer refreshed", exc_info=error)
