@@ -181,6 +181,9 @@ class ApacheKafka:
                 "group.initial.rebalance.delay.ms": 0,
                 "auto.create.topics.enable": "false",
                 "log.cleaner.dedupe.buffer.size": 4 * 1024 * 1024,
+                # How long a killed broker counts as alive, and may not come back.
+                "broker.session.timeout.ms": 3000,
+                "broker.heartbeat.interval.ms": 500,
                 "num.io.threads": 2,
                 "num.network.threads": 2,
                 "background.threads": 2,

@@ -22,6 +22,7 @@ from streamtrain.source import position as positions
 from streamtrain.source.batches import Batches, Builder, Unfit, build
 from streamtrain.source.envelope import key_of
 from streamtrain.source.position_log import read_position, record_ends
+from streamtrain.source.producer import start_producer, stop_producer
 from streamtrain.source.source_topic import (
     SourceTopics,
     check_positions,
@@ -34,12 +35,9 @@ from streamtrain.types import ChangeEvent, Position, PositionKind, Published
 
 # Positions of empty batches are a transaction each: no more than one in this time.
 POSITION_INTERVAL_S = 5.0
-# A commit must come before the broker gives the transaction up (that would look like being fenced).
+# Less than the broker gives a transaction (producer.TRANSACTION_TIMEOUT_S).
 DELIVERY_TIMEOUT_S = 40.0
-TRANSACTION_TIMEOUT_S = 60.0
-REQUEST_TIMEOUT_S = 20.0
 START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 5.0
 LEASE_POLL_S = 0.05
 # Below the 1,048,588 bytes that a topic takes by default.
 BATCH_BYTES = 1_000_000
@@ -209,19 +207,7 @@ class Publisher:
             )
 
     async def _started_producer(self) -> AIOKafkaProducer:
-        producer = AIOKafkaProducer(
-            **topics.kafka_options(self._kafka),
-            transactional_id=topics.transactional_id(self._kafka.topic_prefix, self._source),
-            transaction_timeout_ms=round(TRANSACTION_TIMEOUT_S * 1000),
-            request_timeout_ms=round(REQUEST_TIMEOUT_S * 1000),
-            max_batch_size=self._batch_bytes,
-        )
-        try:
-            await producer.start()
-        except BaseException:
-            await producer.stop()
-            raise
-        return producer
+        return await start_producer(self._kafka, self._source, batch_bytes=self._batch_bytes)
 
     # ------------------------------------------------------------------ publish
 
@@ -358,14 +344,8 @@ class Publisher:
     async def close(self) -> None:
         """Lets go of the connections. A transaction under way stays uncommitted."""
         producer, self._producer = self._producer, None
-        if producer is None:
-            return
-        try:
-            async with asyncio.timeout(STOP_TIMEOUT_S):
-                await producer.stop()
-        except _FAILURES as error:
-            log.debug("the producer did not stop by itself", source=self._source, error=type(error).__name__)
-            await producer.client.close()
+        if producer is not None:
+            await stop_producer(producer)
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:

@@ -88,7 +88,7 @@ async def test_a_broker_that_is_killed_and_comes_back_holds_each_event_once(own_
 
 async def test_a_frozen_broker_ends_in_an_error_within_the_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr("streamtrain.source.publisher.DELIVERY_TIMEOUT_S", 1.0)
-    monkeypatch.setattr("streamtrain.source.publisher.STOP_TIMEOUT_S", 0.5)
+    monkeypatch.setattr("streamtrain.source.producer.STOP_TIMEOUT_S", 0.5)
     with KafkaBroker(directory=tmp_path) as broker:
         kafka = config.Kafka(bootstrap_servers=broker.bootstrap_servers, topic_prefix="t")
         async with publishing(kafka) as publisher:
@@ -96,6 +96,7 @@ async def test_a_frozen_broker_ends_in_an_error_within_the_deadline(tmp_path, mo
             broker.process.pause()
             with pytest.raises(KafkaError, match="did not answer in time"):
                 await publisher.publish([event(1)], position(1))
+            assert asyncio.all_tasks() == {asyncio.current_task()}, "aiokafka's tasks are still at it"
             broker.process.resume()
             await start(publisher)
             await publisher.publish([event(1)], position(1))

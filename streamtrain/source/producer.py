@@ -1,0 +1,54 @@
+"""A transactional producer's beginning and end. It ends even while Kafka does not answer, and leaves no task behind."""
+
+from __future__ import annotations
+
+import asyncio
+
+from aiokafka import AIOKafkaProducer
+
+from streamtrain import config, topics
+
+# A commit must come before the broker gives the transaction up (that would look like being fenced).
+TRANSACTION_TIMEOUT_S = 60.0
+REQUEST_TIMEOUT_S = 20.0
+STOP_TIMEOUT_S = 2.0
+
+
+async def start_producer(kafka: config.Kafka, source: str, *, batch_bytes: int) -> AIOKafkaProducer:
+    """Fences every other producer of the source: it ends their transactions before it returns."""
+    producer = AIOKafkaProducer(
+        **topics.kafka_options(kafka),
+        transactional_id=topics.transactional_id(kafka.topic_prefix, source),
+        transaction_timeout_ms=round(TRANSACTION_TIMEOUT_S * 1000),
+        request_timeout_ms=round(REQUEST_TIMEOUT_S * 1000),
+        max_batch_size=batch_bytes,
+    )
+    try:
+        await producer.start()
+    except BaseException:
+        await stop_producer(producer)
+        raise
+    return producer
+
+
+async def stop_producer(producer: AIOKafkaProducer) -> None:
+    """A transaction under way stays uncommitted: the next producer, or Kafka, ends it."""
+    try:
+        async with asyncio.timeout(STOP_TIMEOUT_S):
+            await producer.stop()
+    except Exception:  # noqa: BLE001 - it is let go of anyway, and its failure has been told by what it was used for
+        pass
+    finally:
+        # aiokafka's sender tries again for ever; stop() would wait for it as long.
+        left = [task for task in asyncio.all_tasks() if _belongs_to(task, producer)]
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+        await producer.client.close()
+
+
+def _belongs_to(task: asyncio.Task[object], producer: AIOKafkaProducer) -> bool:
+    """Whether it runs a method of the producer's sender or accumulator, which keep no list of their tasks."""
+    frame = getattr(task.get_coro(), "cr_frame", None)
+    owner = None if frame is None else frame.f_locals.get("self")
+    return owner is not None and (owner is producer._sender or owner is producer._message_accumulator)
