@@ -123,10 +123,12 @@ class Offsets:
     # ----------------------------------------------------------------------- window
 
     async def window_begins(self, duration_s: float, max_records: int) -> tuple[int, ...]:
+        # Kafka looks for a time below the last stable offset only, which follows a commit in its own time: where
+        # it finds none the window begins there, not after what was committed just now.
+        stable = await self._kafka_log.ends()
         found = await self._kafka_log.at_time(int((self._clock.time() - duration_s) * 1000))
-        frontier = await self.frontier()
-        times = [part.end if at is None else at for at, part in zip(found, frontier.partitions, strict=True)]
-        return planner.window_begins(times, frontier, max_records)
+        times = [end if at is None else at for at, end in zip(found, stable, strict=True)]
+        return planner.window_begins(times, await self.frontier(), max_records)
 
     async def locate(self, offsets: Sequence[int]) -> tuple[Learned, ...]:
         """Moves an offset that Kafka has removed to the log start. Raises KafkaError."""
