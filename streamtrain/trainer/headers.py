@@ -1,81 +1,183 @@
-"""The envelopes of many records at once, as columns: the careful reading of one is `source.envelope.decode`."""
+"""The envelopes of many records at once, as columns. Records whose headers stand in the order of the publisher are
+read together; any others one by one, by `source.envelope.decode`."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
-from itertools import chain
-from operator import itemgetter
+from dataclasses import dataclass
 
 import numpy as np
-from aiokafka import ConsumerRecord
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 
+from streamtrain.errors import KafkaError
 from streamtrain.source.envelope import VERSION, decode
+from streamtrain.trainer.record_batches import Batches, Places
 from streamtrain.trainer.records import Records
 
 # The order in which the publisher writes them; `wt` is absent where the server has no wall times.
-_ORDER = ("v", "n", "op", "ns", "dk", "ct", "wt")
-_NAME, _VALUE = itemgetter(0), itemgetter(1)
-_INT64 = struct.Struct(">q")
+_NAMES = (b"v", b"n", b"op", b"ns", b"dk", b"ct", b"wt")
+_SIZES = {b"v": 1, b"n": 8, b"op": 1, b"ct": 8, b"wt": 8}
 _OPERATIONS = frozenset(b"iurd")
-_VERSIONS = {bytes([VERSION])}
+_INT64 = struct.Struct(">q")
+_LONGEST_VARINT = 10
+
+# For each record: where a part of it begins and how long it is.
+_Span = tuple[Places, Places]
 
 
-def read_headers(partition: int, records: Sequence[ConsumerRecord]) -> Records:
-    """Raises EnvelopeError for a record that streamtrain has not written, or a newer version of it has."""
-    first = tuple(name for name, _ in records[0].headers)
-    if first in (_ORDER, _ORDER[:-1]):
-        read = _uniform(partition, records, first)
-        if read is not None:
-            return read
-    return _one_by_one(partition, records)
+@dataclass(frozen=True, slots=True)
+class _Outline:
+    """Of each record: its offset, where key and value lie, and where the headers begin (with their number)."""
+
+    offsets: Places
+    key: _Span
+    value: _Span
+    headers: Places
 
 
-def _uniform(partition: int, records: Sequence[ConsumerRecord], order: tuple[str, ...]) -> Records | None:
-    """None unless all records have these headers in this order, of this version."""
-    n, width = len(records), len(order)
-    flat = list(chain.from_iterable(record.headers for record in records))
-    if len(flat) != n * width:
+def read_records(batches: Batches) -> list[Records]:
+    """The records of each partition that has some, in the order of `batches`. Raises EnvelopeError for a record
+    that streamtrain has not written, or a newer version of it has, and KafkaError for a damaged one."""
+    if len(batches.begins) == 0:
+        return []
+    try:
+        outline = _outline(batches)
+        together = _together(batches, outline) or _one_by_one(batches, outline)
+    except (IndexError, struct.error):
+        raise KafkaError("a record reaches beyond its batch", hint="check the broker's log") from None
+    parts: list[Records] = []
+    first = 0
+    for partition, amount in batches.amounts.items():
+        if amount:
+            parts.append(together.part(partition, slice(first, first + amount)))
+        first += amount
+    return parts
+
+
+def _outline(batches: Batches) -> _Outline:
+    raw = np.frombuffer(batches.data, np.uint8)
+    _, at = _varints(raw, batches.begins + 1)  # behind the attributes: the time stamp, which is not used
+    deltas, at = _varints(raw, at)
+    key_size, key = _varints(raw, at)
+    key_size = np.maximum(key_size, 0)  # -1 where there is none
+    value_size, value = _varints(raw, key + key_size)
+    value_size = np.maximum(value_size, 0)
+    return _Outline(
+        offsets=batches.base_offsets + deltas,
+        key=(key, key_size),
+        value=(value, value_size),
+        headers=value + value_size,
+    )
+
+
+def _varints(raw: npt.NDArray[np.uint8], at: Places) -> tuple[Places, Places]:
+    """The zigzag variable-length integers at `at`, and where they end."""
+    byte = raw[at]
+    value = (byte & 127).astype(np.int64)
+    at = at + 1
+    more = np.flatnonzero(byte > 127)
+    for count in range(1, _LONGEST_VARINT):
+        if len(more) == 0:
+            break
+        byte = raw[at[more]]
+        value[more] |= (byte & 127).astype(np.int64) << (7 * count)
+        at[more] += 1
+        more = more[byte > 127]
+    return (value >> 1) ^ -(value & 1), at
+
+
+def _together(batches: Batches, outline: _Outline) -> Records | None:
+    """None unless all records have the publisher's headers in its order, of this version."""
+    raw = np.frombuffer(batches.data, np.uint8)
+    amounts = raw[outline.headers]
+    count = int(amounts[0]) >> 1
+    if (amounts != amounts[0]).any() or count not in (len(_NAMES), len(_NAMES) - 1):
         return None
-    values = list(map(_VALUE, flat))
-    if list(map(_NAME, flat)) != list(order) * n or set(values[0::width]) != _VERSIONS:
+    at = outline.headers + 1
+    spans: dict[bytes, _Span] = {}
+    for name in _NAMES[:count]:
+        expected = np.frombuffer(bytes([2 * len(name)]) + name, np.uint8)
+        if (sliding_window_view(raw, len(expected))[at] != expected).any():
+            return None
+        size, at = _varints(raw, at + len(expected))
+        if (size < 0).any() or (name in _SIZES and (size != _SIZES[name]).any()):
+            return None
+        spans[name] = (at, size)
+        at = at + size
+    operations = raw[spans[b"op"][0]].tobytes()
+    if (at != batches.ends).any() or (raw[spans[b"v"][0]] != VERSION).any() or not _OPERATIONS.issuperset(operations):
         return None
-    operations = b"".join(values[2::width])
-    numbers = [values[1::width], values[5::width], *([values[6::width]] if width == len(_ORDER) else [])]
-    if len(operations) != n or not _OPERATIONS.issuperset(operations):
-        return None
-    if any(set(map(len, column)) != {8} for column in numbers):
-        return None
-    sequence, cluster_times, *wall_times = (np.frombuffer(b"".join(c), ">i8").astype(np.int64) for c in numbers)
+    numbers = np.ndarray((len(raw) - 7,), ">i8", buffer=batches.data, strides=(1,))
     return Records(
-        partition=partition,
-        sequence=sequence,
-        offsets=np.fromiter((record.offset for record in records), np.int64, n),
+        partition=-1,
+        sequence=numbers[spans[b"n"][0]].astype(np.int64),
+        offsets=outline.offsets,
         operations=operations,
-        namespaces=values[3::width],
-        keys=[record.key for record in records],
-        document_keys=values[4::width],
-        cluster_times=cluster_times,
-        wall_times_ms=wall_times[0] if wall_times else np.zeros(n, np.int64),
-        values=[record.value or b"" for record in records],
+        namespaces=_alike(batches.data, spans[b"ns"]),
+        keys=_slices(batches.data, outline.key),
+        document_keys=_slices(batches.data, spans[b"dk"]),
+        cluster_times=numbers[spans[b"ct"][0]].astype(np.int64),
+        wall_times_ms=numbers[spans[b"wt"][0]].astype(np.int64) if b"wt" in spans else np.zeros_like(outline.offsets),
+        values=_slices(batches.data, outline.value),
     )
 
 
-def _one_by_one(partition: int, records: Sequence[ConsumerRecord]) -> Records:
-    decoded = [decode(record.value, record.headers) for record in records]
-    n = len(records)
+def _slices(data: bytes, span: _Span) -> list[bytes]:
+    begins, sizes = span
+    return [data[begin:end] for begin, end in zip(begins.tolist(), (begins + sizes).tolist(), strict=True)]
+
+
+def _alike(data: bytes, span: _Span) -> list[bytes]:
+    """The slices, one object for all that are equal: a namespace is the same for nearly all records."""
+    begins, sizes = span
+    size = int(sizes[0])
+    first = data[int(begins[0]) : int(begins[0]) + size]
+    windows = sliding_window_view(np.frombuffer(data, np.uint8), max(1, size))
+    if size and (sizes == size).all() and (windows[begins] == np.frombuffer(first, np.uint8)).all():
+        return [first] * len(begins)
+    seen: dict[bytes, bytes] = {}
+    return [seen.setdefault(name, name) for name in _slices(data, span)]
+
+
+def _one_by_one(batches: Batches, outline: _Outline) -> Records:
+    values = _slices(batches.data, outline.value)
+    records = [
+        decode(value, _headers(batches.data, at, end))
+        for value, at, end in zip(values, outline.headers.tolist(), batches.ends.tolist(), strict=True)
+    ]
     return Records(
-        partition=partition,
-        sequence=np.array([record.n for record in decoded], np.int64),
-        offsets=np.fromiter((record.offset for record in records), np.int64, n),
-        operations="".join(record.operation.value for record in decoded).encode(),
-        namespaces=[record.namespace.encode() for record in decoded],
-        keys=[record.key for record in records],
-        document_keys=[record.document_key for record in decoded],
-        cluster_times=np.array([record.cluster_time for record in decoded], np.uint64).astype(np.int64),
-        wall_times_ms=np.array([record.wall_time_ms or 0 for record in decoded], np.int64),
-        values=[record.document or b"" for record in decoded],
+        partition=-1,
+        sequence=np.array([record.n for record in records], np.int64),
+        offsets=outline.offsets,
+        operations="".join(record.operation.value for record in records).encode(),
+        namespaces=[record.namespace.encode() for record in records],
+        keys=_slices(batches.data, outline.key),
+        document_keys=[record.document_key for record in records],
+        cluster_times=np.array([record.cluster_time for record in records], np.uint64).astype(np.int64),
+        wall_times_ms=np.array([record.wall_time_ms or 0 for record in records], np.int64),
+        values=[record.document or b"" for record in records],
     )
+
+
+def _headers(data: bytes, at: int, end: int) -> list[tuple[str, bytes]]:
+    """The headers of one record. Raises IndexError when they do not end where the record does."""
+    raw = np.frombuffer(data, np.uint8)
+    sizes, places = _varints(raw, np.array([at]))
+    headers: list[tuple[str, bytes]] = []
+    for _ in range(int(sizes[0])):
+        parts: list[bytes] = []
+        for _ in range(2):
+            sizes, places = _varints(raw, places)
+            begin = int(places[0])
+            places = places + max(0, int(sizes[0]))
+            parts.append(data[begin : int(places[0])])
+        headers.append((parts[0].decode(errors="replace"), parts[1]))
+        if int(places[0]) > end:
+            raise IndexError
+    if int(places[0]) != end:
+        raise IndexError
+    return headers
 
 
 def headers_of(records: Records, place: int) -> list[tuple[str, bytes]]:

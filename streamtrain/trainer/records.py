@@ -29,3 +29,18 @@ class Records:
 
     def __len__(self) -> int:
         return len(self.offsets)
+
+    def part(self, partition: int, which: slice) -> Records:
+        """Some of them, as records of `partition`."""
+        return Records(
+            partition=partition,
+            sequence=self.sequence[which],
+            offsets=self.offsets[which],
+            operations=self.operations[which],
+            namespaces=self.namespaces[which],
+            keys=self.keys[which],
+            document_keys=self.document_keys[which],
+            cluster_times=self.cluster_times[which],
+            wall_times_ms=self.wall_times_ms[which],
+            values=self.values[which],
+        )

@@ -22,7 +22,7 @@ _NOTHING = object()
 _SEVERITY = ["missing", "non-finite", "range", "length", "type"]
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """reason: as in the dead letter, without the field."""
 
     def __init__(self, reason: str) -> None:
@@ -41,12 +41,12 @@ def decode_one(schema: Schema, document: bytes) -> tuple[str, Any]:
     for feature in schema.features:
         try:
             decoded[feature.field] = _feature(feature, _find(values, feature.field))
-        except Refused as refused:
+        except RefusedError as refused:
             problems.append(f"{refused.reason}:{feature.field}")
     for label in schema.labels:
         try:
             decoded[label.field] = _label(label, _find(values, label.field))
-        except Refused as refused:
+        except RefusedError as refused:
             if refused.reason == "missing":
                 return "waiting", None
             problems.append(f"{refused.reason}:{label.field}")
@@ -75,39 +75,39 @@ def _feature(feature: Feature, value: Any) -> Any:
     for element in elements:
         try:
             decoded.append(_or_missing(feature, element))
-        except Refused as refused:
+        except RefusedError as refused:
             problems.append(refused.reason)
     if problems:
-        raise Refused(max(problems, key=_SEVERITY.index))
+        raise RefusedError(max(problems, key=_SEVERITY.index))
     return np.array(decoded)
 
 
 def _list(feature: Feature, value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise Refused("type")
+        raise RefusedError("type")
     if len(value) != feature.length:
-        raise Refused("length")
+        raise RefusedError("length")
     return value
 
 
 def _binary(feature: Feature, value: Any) -> list[float]:
     subtype = value.subtype if isinstance(value, Binary) else 0
     if not isinstance(value, bytes) or subtype not in (0, 9, 0x80):
-        raise Refused("type")
+        raise RefusedError("type")
     raw = bytes(value)
     if subtype == 9:
         if raw[:2] != b"\x27\x00":
-            raise Refused("type")
+            raise RefusedError("type")
         raw = raw[2:]
     if len(raw) != 4 * (feature.length or 0):
-        raise Refused("length")
+        raise RefusedError("length")
     return list(struct.unpack(f"<{feature.length}f", raw))
 
 
 def _or_missing(feature: Feature, value: Any) -> Any:
     try:
         return _scalar(feature.dtype, value)
-    except Refused as refused:
+    except RefusedError as refused:
         if feature.missing is None or refused.reason not in ("missing", "non-finite"):
             raise
         return feature.missing.encode() if isinstance(feature.missing, str) else feature.missing
@@ -116,15 +116,15 @@ def _or_missing(feature: Feature, value: Any) -> Any:
 def _label(label: Label, value: Any) -> Any:
     decoded = _scalar(label.dtype, value)
     if label.task is Task.CLASSIFICATION and not 0 <= decoded < label.classes:
-        raise Refused("range")
+        raise RefusedError("range")
     if label.task is Task.CLASSIFICATION and decoded != int(decoded):
-        raise Refused("range")
+        raise RefusedError("range")
     return decoded
 
 
 def _scalar(dtype: DType, value: Any) -> Any:
     if value is _NOTHING or value is None:
-        raise Refused("missing")
+        raise RefusedError("missing")
     if dtype is DType.BOOL:
         return _only(bool, value)
     if dtype is DType.STRING:
@@ -132,35 +132,35 @@ def _scalar(dtype: DType, value: Any) -> Any:
     if dtype is DType.DATETIME:
         return int(_only(DatetimeMS, value))
     if type(value) not in (int, Int64, float, Decimal128):
-        raise Refused("type")
+        raise RefusedError("type")
     if isinstance(value, Decimal128):
         value = value.to_decimal()
         if not value.is_finite():
-            raise Refused("non-finite")
+            raise RefusedError("non-finite")
     elif not math.isfinite(value):
-        raise Refused("non-finite")
+        raise RefusedError("non-finite")
     return _integer(dtype, value) if dtype in (DType.INT32, DType.INT64) else _float(dtype, value)
 
 
 def _only(kind: type, value: Any) -> Any:
     if type(value) is not kind:
-        raise Refused("type")
+        raise RefusedError("type")
     return value
 
 
 def _integer(dtype: DType, value: int | float | Decimal) -> int:
     bits = 31 if dtype is DType.INT32 else 63
     if not -(2**bits) <= value < 2**bits or value != int(value):
-        raise Refused("range")
+        raise RefusedError("range")
     return int(value)
 
 
 def _float(dtype: DType, value: int | float | Decimal) -> float:
     number = float(value)
     if isinstance(value, int) and int(number) != value:
-        raise Refused("range")
+        raise RefusedError("range")
     with np.errstate(over="ignore"):
         narrow = np.float32(number) if dtype is DType.FLOAT32 else np.float64(number)
     if not math.isfinite(narrow):
-        raise Refused("range")
+        raise RefusedError("range")
     return float(narrow)

@@ -22,12 +22,13 @@ from bson.regex import Regex
 from bson.timestamp import Timestamp
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.trainer.reference_decoder import decode_one
 
 from streamtrain.errors import ConfigError
+from streamtrain.trainer import locate
 from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoder
 from streamtrain.trainer.locate import Locator
 from streamtrain.types import DType, Feature, Label, Schema, Task
+from tests.unit.trainer.reference_decoder import decode_one
 
 LABEL = Label("y", DType.FLOAT32, Task.REGRESSION)
 SCHEMA = Schema(
@@ -241,12 +242,9 @@ def test_optional_fields_and_mixed_number_types_stay_on_the_fast_way(monkeypatch
     ]
     batch.append(bson.encode({f"f{n}": n for n in range(20)} | {"y": 1}))
     schema = Schema(tuple(Feature(f"f{n}", DType.FLOAT32, missing=0) for n in range(20)), (LABEL,))
-    one_by_one = []
-    plain = "streamtrain.trainer.locate._Walk.one"
-    from streamtrain.trainer import locate
-
+    one_by_one: list[object] = []
     original = locate._Walk.one
-    monkeypatch.setattr(plain, lambda self, *args: (one_by_one.append(args), original(self, *args)))
+    monkeypatch.setattr(locate._Walk, "one", lambda self, *args: (one_by_one.append(args), original(self, *args)))
     assert_decodes_like_the_reference(schema, batch)
     assert len(one_by_one) < len(batch) / 10
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import bson
@@ -146,6 +147,12 @@ def document_key(number: int, shape: int, value: int) -> bytes:
     return bson.encode({**shard, "_id": number})
 
 
+OUTCOMES = [
+    ("i", LABELLED), ("i", WAITING), ("u", LABELLED), ("u", LABELLED), ("u", WAITING), ("r", LABELLED),
+    ("i", BAD), ("u", BAD), ("u", SKIPPED), ("d", DELETED),
+]  # fmt: skip
+
+
 @st.composite
 def histories(draw: st.DrawFn) -> list[Change]:
     changes: list[Change] = []
@@ -153,12 +160,7 @@ def histories(draw: st.DrawFn) -> list[Change]:
     for _ in range(draw(st.integers(0, 60))):
         offset += draw(st.sampled_from([1, 1, 1, 2, 5]))
         shape = min(3, shape + draw(st.sampled_from([0] * 15 + [1])))
-        operation, outcome = draw(
-            st.sampled_from(
-                [("i", LABELLED), ("i", WAITING), ("u", LABELLED), ("u", LABELLED), ("u", WAITING), ("r", LABELLED)]
-                + [("i", BAD), ("u", BAD), ("u", SKIPPED), ("d", DELETED)]
-            )
-        )
+        operation, outcome = draw(st.sampled_from(OUTCOMES))
         key = document_key(draw(st.integers(0, 7)), shape, draw(st.sampled_from([5, 5, 5, 6])))
         changes.append(Change(offset, operation, int(outcome), key, draw(st.sampled_from([b"d.c"] * 5 + [b"d.e"]))))
     return changes
@@ -168,7 +170,7 @@ def cut(changes: Sequence[Change], data: st.DataObject) -> list[list[Change]]:
     """The changes in rounds of any size."""
     places = sorted(data.draw(st.lists(st.integers(0, len(changes)), max_size=6)))
     bounds = [0, *places, len(changes)]
-    return [list(changes[a:b]) for a, b in zip(bounds, bounds[1:], strict=False)]
+    return [list(changes[a:b]) for a, b in pairwise(bounds)]
 
 
 @given(histories(), st.data())
