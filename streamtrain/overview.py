@@ -9,7 +9,7 @@ from typing import Any
 
 from streamtrain import __version__
 from streamtrain.control.machine import Phase
-from streamtrain.control.status import JobStatus
+from streamtrain.control.status import JobStatus, RetrainStatus
 from streamtrain.source.status import SourceState, SourceStatus
 
 # What a controller may take between two looks at its topic: more than every deadline of its Kafka clients.
@@ -104,7 +104,7 @@ def _source(source: SourceStatus) -> dict[str, Any]:
         "bytes": source.bytes,
         "transactions": source.transactions,
         "restarts": source.restarts,
-        "lag_s": source.position_age_s,
+        "position_age_s": source.position_age_s,
         "last_event_ms": source.last_event_ms,
         "prefetch_bytes": source.prefetch_bytes,
     }
@@ -159,13 +159,12 @@ def _job(job: JobView, now_ms: int) -> dict[str, Any]:
         "checkpoint": None
         if checkpoint is None
         else {**asdict(checkpoint), "age_s": max(0.0, (now_ms - checkpoint.created_ms) / 1000)},
-        "retrain": None
-        if retrain is None
-        else {
-            "from": "scratch" if retrain.from_scratch else "weights",
-            "lineage": retrain.lineage,
-            "remaining": retrain.remaining,
-            "progress": round(retrain.done, 4),
-        },
+        "retrain": None if retrain is None else _retrain(retrain),
         "report": dict(job.report),
     }
+
+
+def _retrain(retrain: RetrainStatus) -> dict[str, Any]:
+    """from: null when an earlier daemon was asked. progress: 0 before its first round, 1 once it has caught up."""
+    kind = None if retrain.from_scratch is None else "scratch" if retrain.from_scratch else "weights"
+    return {"from": kind, "lineage": retrain.lineage, "progress": round(retrain.done or 0.0, 4)}

@@ -17,15 +17,10 @@ def _lines(status: Mapping[str, Any]) -> Iterator[str]:
     for part, reason in sorted(status["not_ready"].items()):
         yield f"not ready: {part}: {reason}"
     for name, source in status["sources"].items():
-        yield f"source {name}: {source['state']}, {source['published']:,} events published" + _lag(source)
+        yield f"source {name}: {source['state']}, {source['published']:,} events published"
     for name, job in status["jobs"].items():
         yield f"job {name}: {job['phase']}, {job['workers']} workers, generation {job['generation']}"
         yield from (f"  {line}" for line in _job(job))
-
-
-def _lag(source: Mapping[str, Any]) -> str:
-    lag = source.get("lag_s")
-    return "" if lag is None else f", {lag:.2f} s behind"
 
 
 def _job(job: Mapping[str, Any]) -> Iterator[str]:
@@ -47,4 +42,5 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     if job.get("checkpoint"):
         yield f"newest manifest {job['checkpoint']['id']}, {job['checkpoint']['age_s']:.0f} s old"
     if job.get("retrain"):
-        yield f"retraining from {job['retrain']['from']}: {job['retrain']['progress']:.0%} of the window"
+        kind = job["retrain"]["from"]
+        yield f"retraining{f' from {kind}' if kind else ''}: {job['retrain']['progress']:.0%} of the window"
