@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from zlib import crc32
 
 from streamtrain.errors import EnvelopeError
-from streamtrain.source.envelope import headers_of, key_of
+from streamtrain.source.envelope import ID_ALONE, ID_ALONE_PREFIX, headers_of, key_of
 from streamtrain.types import ChangeEvent
 
 # More than the headers and the frame of a record take, apart from its documentKey.
@@ -64,16 +64,18 @@ def build(
     unfit: list[Unfit] = []
     size = 0
     for event in events:
-        document_key = event.document_key
-        value = event.document or b""
+        _, _, _, document_key, document, _, _ = event
+        value = document or b""
         if (len(value) > careful or len(document_key) > careful) and _size(event) > max_record_bytes:
             unfit.append(Unfit(event, "too-large"))
             continue
-        try:
-            key = key_of(document_key)
-        except EnvelopeError:
-            unfit.append(Unfit(event, "no-id"))
-            continue
+        key = document_key
+        if document_key[:ID_ALONE_PREFIX] not in ID_ALONE:  # key_of, without a call for nearly every record
+            try:
+                key = key_of(document_key)
+            except EnvelopeError:
+                unfit.append(Unfit(event, "no-id"))
+                continue
         partition = crc32(key) % partitions  # envelope.partition_of, without a call per record
         number = numbers[partition]
         headers = headers_of(event, number)

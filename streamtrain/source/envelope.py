@@ -19,6 +19,8 @@ Headers = list[tuple[str, bytes]]
 
 _INT64 = struct.Struct(">q")
 _UINT64 = struct.Struct(">Q")
+_pack_int64 = _INT64.pack
+_pack_uint64 = _UINT64.pack
 _VERSION = bytes([VERSION])
 _VERSION_HEADER = ("v", _VERSION)
 _OPERATION_HEADERS = {operation.value: ("op", operation.value.encode()) for operation in Operation}
@@ -27,11 +29,11 @@ _ORDER = ("v", "n", "op", "ns", "dk", "ct", "wt")
 _ID = b"_id"
 
 # How a documentKey of nothing but an `_id` of a type of fixed size begins: length, type and name tell all.
-_ID_ALONE = frozenset(
+ID_ALONE = frozenset(
     INT32.pack(10 + size) + bytes([kind]) + _ID + b"\x00"
     for kind, size in ((0x07, 12), (0x10, 4), (0x12, 8), (0x01, 8), (0x09, 8))
 )
-_ID_ALONE_PREFIX = len(next(iter(_ID_ALONE)))
+ID_ALONE_PREFIX = len(next(iter(ID_ALONE)))
 
 
 class Record(NamedTuple):
@@ -55,7 +57,7 @@ def key_of(document_key: bytes) -> bytes:
 
     Raises EnvelopeError when there is no `_id` in it.
     """
-    if document_key[:_ID_ALONE_PREFIX] in _ID_ALONE:
+    if document_key[:ID_ALONE_PREFIX] in ID_ALONE:
         return document_key
     try:
         for name, begin, end in elements(document_key):
@@ -83,16 +85,17 @@ def _namespace_header(namespace: str) -> tuple[str, bytes]:
 
 
 def headers_of(event: ChangeEvent, n: int) -> Headers:
+    _, operation, namespace, document_key, _, cluster_time, wall_time_ms = event
     headers = [
         _VERSION_HEADER,
-        ("n", _INT64.pack(n)),
-        _OPERATION_HEADERS[event.operation._value_],  # not .value: a Python call per record
-        _namespace_header(event.namespace),
-        ("dk", event.document_key),
-        ("ct", _UINT64.pack(event.cluster_time)),
+        ("n", _pack_int64(n)),
+        _OPERATION_HEADERS[operation._value_],  # not .value: a Python call per record
+        _namespace_header(namespace),
+        ("dk", document_key),
+        ("ct", _pack_uint64(cluster_time)),
     ]
-    if event.wall_time_ms is not None:
-        headers.append(("wt", _INT64.pack(event.wall_time_ms)))
+    if wall_time_ms is not None:
+        headers.append(("wt", _pack_int64(wall_time_ms)))
     return headers
 
 
