@@ -121,6 +121,7 @@ class MongoProcess:
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait(STOP_TIMEOUT)
+            self._reap()
             raise RuntimeError(f"the sandbox's MongoDB server ended with exit code {code} before it was ready")
         ready = json.loads(line)
         self.uri, self.port = ready["uri"], ready["port"]
