@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -53,8 +54,10 @@ def connect(spec: config.Source) -> AsyncMongoClient[Any]:
     given = {name.lower() for name in re.findall(r"[?&]([^=&]+)=", uri)}
     options = {name: value for name, value in _OPTIONS.items() if name.lower() not in given}
     try:
-        return AsyncMongoClient(uri, **options)
-    except (PyMongoError, ValueError) as error:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", UserWarning)  # pymongo would ignore an option that it does not know
+            return AsyncMongoClient(uri, **options)
+    except (PyMongoError, ValueError, UserWarning) as error:
         raise ConfigError(
             f"the uri of source {spec.name!r} cannot be used: {_without(uri, str(error))}",
             hint="it looks like mongodb://user:password@host:27017/?replicaSet=rs0",
@@ -185,6 +188,11 @@ def hosts(spec: config.Source) -> str:
 
 def _unreachable(spec: config.Source, client: AsyncMongoClient[Any]) -> StreamtrainError:
     servers = client.topology_description.server_descriptions().values()
+    if not servers:  # the driver drops members of another set
+        return MongoError(
+            f"MongoDB at {hosts(spec)} does not belong to the replica set that the uri names",
+            hint="correct replicaSet in the source's uri (rs.status().set tells its name)",
+        )
     errors = sorted({str(server.error).split(" (configured timeouts", 1)[0] for server in servers if server.error})
     if any(server.server_type_name != "Unknown" for server in servers):
         return MongoError(
