@@ -58,6 +58,7 @@ def job_view(job: Mapping[str, Any]) -> JobView:
     records = report.get("records", {})
     return JobView(
         phase=str(job.get("phase", "starting")).lower(),
+        reason=str(job.get("reason") or ""),
         workers=int(job.get("workers") or 0),
         rounds=int(report.get("rounds", 0)),
         learned=int(records.get("learned", 0)),
@@ -67,7 +68,6 @@ def job_view(job: Mapping[str, Any]) -> JobView:
         dead_letters=int(records.get("dead_letters", 0)),
         freshness_p50_s=_seconds(freshness.get("p50")),
         freshness_p99_s=_seconds(freshness.get("p99")),
-        manifest=(job.get("checkpoint") or {}).get("id"),
     )
 
 

@@ -4,7 +4,7 @@ learned from them, waits until all of it is, and ends what it started in the opp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
@@ -26,8 +26,10 @@ from streamtrain.demo.summary import Summary
 from streamtrain.demo.view import Baselines, Comparison, JobView, LiveView, Rate
 from streamtrain.errors import MongoError, WorkerError
 from streamtrain.registry.store import ManifestStore
+from streamtrain.sandbox.flights import load_flights
 from streamtrain.sandbox.kafka_broker import free_ports
-from streamtrain.sandbox.streams import Written, stream_flights
+from streamtrain.sandbox.streams import FlightEvent, Written, flights, stream_flights
+from streamtrain.types import Manifest
 
 TRAINING_DEADLINE_S = 180.0
 CATCH_UP_DEADLINE_S = 60.0
@@ -53,11 +55,6 @@ class Session:
         self._first_learned_s: float | None = None
         self._caught_up_s: float | None = None
         self._write_rate, self._learn_rate = Rate(), Rate()
-        self._daemon: Daemon | None = None
-
-    @property
-    def artifacts(self) -> Path:
-        return self._directory / "checkpoints"
 
     async def run(self) -> Summary:
         """Raises StreamtrainError when a server, the daemon or the job fails. Ends everything it started, also
@@ -68,28 +65,32 @@ class Session:
             client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(servers.mongo)
             stack.push_async_callback(client.close)
             await client[DATABASE].create_collection(COLLECTION)
+            manifests = ManifestStore(
+                database=client[STATE_DATABASE], artifacts=DirectoryStore(path=self._directory / "checkpoints")
+            )
             daemon = await self._start_daemon(servers)
-            stack.push_async_callback(self._stop_daemon, daemon)
-            await self._wait_for_training(daemon)
-            trimmer = await self._trimmer(stack, servers, client)
-            async with _beside(self._trim_now_and_then(trimmer)):
-                await self._write_and_show(daemon, client)
-                await self._catch_up(daemon)
-        return self._summary()
+            try:
+                table = await asyncio.to_thread(load_flights)
+                await self._wait_for_training(daemon)
+                trimmer = await self._trimmer(stack, servers, manifests)
+                async with _beside(self._trim_now_and_then(trimmer)):
+                    await self._write_and_show(daemon, client, flights(table))
+                    await self._catch_up(daemon)
+            finally:
+                self._reporter.step("stopping: the last checkpoint is written")
+                await daemon.stop()
+            head = await manifests.head(JOB)
+            return self._summary(head)
 
     async def _start_daemon(self, servers: Servers) -> Daemon:
         self._reporter.step("starting streamtrain, whose workers load TensorFlow")
         addresses = Addresses(mongo=servers.mongo, kafka=servers.kafka, admin=f"127.0.0.1:{free_ports(1)[0]}")
         config = self._directory / "streamtrain.yaml"
-        config.write_text(
-            configuration(addresses=addresses, artifacts=self.artifacts, workers=self._options.workers),
-            encoding="utf-8",
+        text = configuration(
+            addresses=addresses, artifacts=self._directory / "checkpoints", workers=self._options.workers
         )
+        config.write_text(text, encoding="utf-8")
         return await Daemon.start(config=config, admin=addresses.admin, log=self._directory / "daemon.log")
-
-    async def _stop_daemon(self, daemon: Daemon) -> None:
-        self._reporter.step("stopping: the last checkpoint is written")
-        await daemon.stop()
 
     async def _wait_for_training(self, daemon: Daemon) -> None:
         began = self._clock.monotonic()
@@ -104,13 +105,10 @@ class Session:
             await self._clock.sleep(_POLL_S)
         self._job = job
 
-    async def _trimmer(
-        self, stack: AsyncExitStack, servers: Servers, client: AsyncMongoClient[dict[str, Any]]
-    ) -> trim.Trimmer:
+    async def _trimmer(self, stack: AsyncExitStack, servers: Servers, manifests: ManifestStore) -> trim.Trimmer:
         admin = AIOKafkaAdminClient(bootstrap_servers=servers.kafka)
         stack.push_async_callback(admin.close)
         await admin.start()
-        manifests = ManifestStore(database=client[STATE_DATABASE], artifacts=DirectoryStore(path=self.artifacts))
         return trim.Trimmer(admin=admin, manifests=manifests, job=JOB)
 
     async def _trim_now_and_then(self, trimmer: trim.Trimmer) -> None:
@@ -119,7 +117,9 @@ class Session:
             with suppress(AioKafkaError, MongoError):  # it is tried again; nothing depends on this time
                 await trimmer.trim()
 
-    async def _write_and_show(self, daemon: Daemon, client: AsyncMongoClient[dict[str, Any]]) -> None:
+    async def _write_and_show(
+        self, daemon: Daemon, client: AsyncMongoClient[dict[str, Any]], events: Iterator[FlightEvent]
+    ) -> None:
         writing = stream_flights(
             client[DATABASE][COLLECTION],
             rate=self._options.rate,
@@ -127,6 +127,7 @@ class Session:
             stop=asyncio.Event(),
             clock=self._clock,
             written=self._written,
+            events=events,
         )
         try:
             async with _beside(writing) as task:
@@ -179,9 +180,10 @@ class Session:
             first_learned_s=self._first_learned_s,
         )
 
-    def _summary(self) -> Summary:
+    def _summary(self, head: Manifest | None) -> Summary:
         written = self._written
         kept = str(self._directory) if self._options.keep else None
+        keras = head.artifacts.get("keras") if head is not None and kept else None
         return Summary(
             inserts=written.inserts,
             updates=written.updates,
@@ -194,7 +196,7 @@ class Session:
             first_learned_s=self._first_learned_s,
             caught_up_s=self._caught_up_s,
             kept=kept,
-            checkpoint=str(self.artifacts) if kept else None,
+            checkpoint=str(self._directory / "checkpoints" / keras.name) if keras is not None else None,
         )
 
 
@@ -218,5 +220,5 @@ def _starting(job: JobView) -> str:
         "starting": "connecting to MongoDB and Kafka",
         "idle": "following the collection",
         "forming": "the workers load TensorFlow",
-        "backoff": "a worker failed, trying again",
+        "backoff": f"trying again, {job.reason}",
     }.get(job.phase, job.phase)

@@ -19,7 +19,7 @@ from streamtrain.demo.view import Comparison, JobView
 class Summary:
     """writing_s: seconds of writing. first_learned_s: from the start of the demo to the first learned flight.
     caught_up_s: from the last write until all of it was learned, None when that took too long. kept: the work
-    directory, where it was asked for. checkpoint: the newest one's folder in it."""
+    directory, where it was asked for. checkpoint: the newest `.keras` file in it."""
 
     inserts: int
     updates: int

@@ -18,6 +18,7 @@ class JobView:
     `scored` flights. freshness: seconds from the write in MongoDB to the gradient, None before there are any."""
 
     phase: str = "starting"
+    reason: str = ""
     workers: int = 0
     rounds: int = 0
     learned: int = 0
@@ -27,7 +28,6 @@ class JobView:
     dead_letters: int = 0
     freshness_p50_s: float | None = None
     freshness_p99_s: float | None = None
-    manifest: str | None = None
 
     @property
     def mae(self) -> float | None:

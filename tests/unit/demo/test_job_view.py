@@ -15,7 +15,6 @@ def test_status_of_a_training_job_is_read() -> None:
             "phase": "training",
             "workers": 2,
             "backlog": 7,
-            "checkpoint": {"id": "flight-delay/a/3"},
             "report": {
                 "rounds": 4,
                 "records": {"learned": 90, "dead_letters": 1},
@@ -35,7 +34,6 @@ def test_status_of_a_training_job_is_read() -> None:
         dead_letters=1,
         freshness_p50_s=0.2,
         freshness_p99_s=0.9,
-        manifest="flight-delay/a/3",
     )
 
 
