@@ -12,9 +12,11 @@ from typing import Any, Protocol
 
 import gridfs
 import pymongo
+from gridfs.errors import CorruptGridFile, NoFile
 from pymongo.errors import PyMongoError
 
-from streamtrain.errors import ArtifactError, ConfigError
+from streamtrain.errors import ArtifactError, ConfigError, DependencyError
+from streamtrain.mongo_failure import explain
 from streamtrain.types import ArtifactRef
 
 BUCKET = "checkpoints"
@@ -23,20 +25,21 @@ _TIMEOUT_MS = 30_000
 
 
 class ArtifactStore(Protocol):
-    """Blocking; an asyncio caller goes through `asyncio.to_thread`. Failures are ArtifactErrors."""
+    """Blocking; an asyncio caller goes through `asyncio.to_thread`. A store that cannot be reached or written is a
+    DependencyError, which may pass; a file that is missing or damaged is an ArtifactError, which will not."""
 
     def put(self, name: str, content: Path | bytes) -> ArtifactRef:
         """Stores a file under a name of the form `a/b/c`. Putting the same content again changes nothing; other
         content under the same name replaces it."""
 
     def get(self, ref: ArtifactRef, path: Path) -> None:
-        """Writes the file to `path`, whole or not at all; ArtifactError when it is missing or not what `ref` says."""
+        """Writes the file to `path`, whole or not at all."""
 
     def delete(self, name: str) -> None:
         """Removes a file; one that is not there is fine."""
 
     def list(self, prefix: str) -> Sequence[str]:
-        """Names that begin with `prefix`, in order."""
+        """Names that begin with `prefix`, in order; also of files whose writing broke off."""
 
     def close(self) -> None: ...
 
@@ -58,6 +61,7 @@ class GridFSStore:
             uri, w="majority", readConcernLevel="majority", serverSelectionTimeoutMS=_TIMEOUT_MS, appname="streamtrain"
         )
         self._files = self._client[database][f"{BUCKET}.files"]
+        self._chunks = self._client[database][f"{BUCKET}.chunks"]
         self._bucket = gridfs.GridFSBucket(self._client[database], bucket_name=BUCKET)
 
     def put(self, name: str, content: Path | bytes) -> ArtifactRef:
@@ -74,7 +78,7 @@ class GridFSStore:
                 with content.open("rb") as stream:
                     self._bucket.upload_from_stream_with_id(name, name, stream, metadata=metadata)
         except PyMongoError as error:
-            raise ArtifactError(f"artifact {name} could not be stored: {type(error).__name__}: {error}") from error
+            raise explain(error, doing=f"storing the artifact {name}") from error
         return ref
 
     def get(self, ref: ArtifactRef, path: Path) -> None:
@@ -83,27 +87,30 @@ class GridFSStore:
                 with self._bucket.open_download_stream(ref.name) as stream:
                     while chunk := stream.read(_READ_BYTES):
                         arriving.write(chunk)
-            except gridfs.NoFile as error:
+            except NoFile as error:
                 raise _missing(ref) from error
+            except CorruptGridFile as error:
+                raise _damaged(ref) from error
             except PyMongoError as error:
-                raise ArtifactError(
-                    f"artifact {ref.name} could not be read: {type(error).__name__}: {error}"
-                ) from error
+                raise explain(error, doing=f"reading the artifact {ref.name}") from error
 
     def delete(self, name: str) -> None:
         try:
             self._bucket.delete(name)
-        except gridfs.NoFile:
+        except NoFile:
             pass
         except PyMongoError as error:
-            raise ArtifactError(f"artifact {name} could not be deleted: {type(error).__name__}: {error}") from error
+            raise explain(error, doing=f"deleting the artifact {name}") from error
 
     def list(self, prefix: str) -> Sequence[str]:
         try:
-            query = {"_id": {"$gte": prefix, "$lt": prefix + "\U0010ffff"}}
-            return sorted(str(found["_id"]) for found in self._files.find(query, {"_id": 1}))
+            within = {"$gte": prefix, "$lt": prefix + "\U0010ffff"}
+            names = {str(found["_id"]) for found in self._files.find({"_id": within}, {"_id": 1})}
+            # An upload that broke off has left chunks but no file: it is to be found, so that it can be deleted.
+            first_chunks = self._chunks.find({"files_id": within, "n": 0}, {"files_id": 1})
+            return sorted(names | {str(found["files_id"]) for found in first_chunks})
         except PyMongoError as error:
-            raise ArtifactError(f"artifacts could not be listed: {type(error).__name__}: {error}") from error
+            raise explain(error, doing="listing artifacts") from error
 
     def close(self) -> None:
         self._client.close()
@@ -129,9 +136,9 @@ class DirectoryStore:
                         while chunk := stream.read(_READ_BYTES):
                             arriving.write(chunk)
         except OSError as error:
-            raise ArtifactError(
+            raise DependencyError(
                 f"artifact {name} could not be stored in {self._root}: {error.strerror}",
-                hint="the directory of state.artifacts must be writable for every worker",
+                hint="the directory of state.artifacts must be there for every worker, writable, with room",
             ) from error
         return ref
 
@@ -143,7 +150,7 @@ class DirectoryStore:
         except FileNotFoundError as error:
             raise _missing(ref) from error
         except OSError as error:
-            raise ArtifactError(f"artifact {ref.name} could not be read: {error.strerror}") from error
+            raise DependencyError(f"artifact {ref.name} could not be read: {error.strerror}") from error
 
     def delete(self, name: str) -> None:
         path = self._path(name)
@@ -156,7 +163,7 @@ class DirectoryStore:
         except FileNotFoundError:
             pass  # its directory never was, or another process has removed it just now
         except OSError as error:
-            raise ArtifactError(f"artifact {name} could not be deleted: {error.strerror}") from error
+            raise DependencyError(f"artifact {name} could not be deleted: {error.strerror}") from error
 
     def list(self, prefix: str) -> Sequence[str]:
         names = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
@@ -200,10 +207,7 @@ class _Arriving:
                 self._stream.flush()
                 os.fsync(self._stream.fileno())
                 if self._hash.hexdigest() != self._ref.sha256:
-                    raise ArtifactError(
-                        f"artifact {self._ref.name} does not match its checksum",
-                        hint="its store has lost or changed data: restore the file, or retrain the job",
-                    )
+                    raise _damaged(self._ref)
                 self._temporary.replace(self._path)
         finally:
             self._stream.close()
@@ -221,6 +225,13 @@ def _reference(name: str, content: Path | bytes) -> ArtifactRef:
                 digest.update(chunk)
                 size += len(chunk)
     return ArtifactRef(name=name, sha256=digest.hexdigest(), bytes=size)
+
+
+def _damaged(ref: ArtifactRef) -> ArtifactError:
+    return ArtifactError(
+        f"artifact {ref.name} does not match its checksum",
+        hint="its store has lost or changed data: restore the file, or retrain the job",
+    )
 
 
 def _missing(ref: ArtifactRef) -> ArtifactError:
