@@ -25,9 +25,8 @@ from typing import Any
 import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from pymongo import AsyncMongoClient
-from pymongo.errors import PyMongoError
 
-from streamtrain import __version__, config, logs, metrics, overview, settings_file, topics
+from streamtrain import __version__, config, connections, logs, metrics, overview, settings_file, state_store, topics
 from streamtrain.artifacts import open_store
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.control.controller import Controller
@@ -40,7 +39,9 @@ from streamtrain.errors import (
     ConfigError,
     DependencyError,
     FencedError,
+    ModelError,
     StreamtrainError,
+    WorkerFailedError,
 )
 from streamtrain.observe.admin import Admin, RetrainFrom
 from streamtrain.observe.report import JobReport
@@ -54,8 +55,6 @@ from streamtrain.window.planner import plan
 
 SOURCE_STOP_S = 45.0  # a publisher's transaction has its own deadline below this
 JOB_DRAIN_S = 120.0  # rounds in flight, a save and its commit
-STATE_TIMEOUT_S = 8.0
-_STATE_OPTIONS: dict[str, Any] = {"serverSelectionTimeoutMS": int(STATE_TIMEOUT_S * 1000), "appName": "streamtrain"}
 _TICK_S = 1.0
 _EXPORT_S = 2.0
 
@@ -120,9 +119,11 @@ class Daemon:
         return EXIT_OK
 
     async def _work(self) -> None:
-        client = _state_client(self._settings)
+        client = state_store.connect(self._settings)
         work_dir = Path(tempfile.mkdtemp(prefix="streamtrain-"))
         try:
+            if not await self._unless_stopped(connections.check(self._settings)):
+                return
             self._lease = lease = Lease(
                 database=client[self._settings.state.database],
                 holder=f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}",
@@ -148,7 +149,7 @@ class Daemon:
     async def _run_parts(self, lease: Lease, client: AsyncMongoClient[Any], work_dir: Path) -> None:
         """Starts sources and jobs, waits for the end, and drains them: sources first."""
         settings = self._settings
-        artifacts = artifact_options(settings)
+        artifacts = state_store.artifact_options(settings)
         store = open_store(artifacts)
         manifests = ManifestStore(database=client[settings.state.database], artifacts=store)
         await manifests.prepare()
@@ -325,6 +326,19 @@ class Daemon:
             self._reports[name].on_backlog(
                 backlog=status.backlog, oldest_untrained_s=status.oldest_untrained_s, retention=status.retention
             )
+        self._end_without_models()
+
+    def _end_without_models(self) -> None:
+        """Without a single model that can be built there is nothing to go on for."""
+        broken = [
+            controller.error
+            for controller in self._controllers.values()
+            if controller.status().phase is Phase.PAUSED
+            and isinstance(controller.error, WorkerFailedError)
+            and controller.error.kind == ModelError.__name__
+        ]
+        if broken and len(broken) == len(self._settings.jobs):
+            self._fail(ModelError(broken[0].message, hint=broken[0].hint))
 
     def _on_round(self, job: str, report: RoundReport) -> None:
         self._reports[job].on_round(report)
@@ -383,22 +397,3 @@ class Daemon:
             reason=crash or f"waits for source {job.source}",
             report=self._reports[job.name].summary(),
         )
-
-
-def artifact_options(settings: config.Settings) -> dict[str, Any]:
-    """What `artifacts.open_store` and the workers open the artifact store with. Holds the URI: never logged."""
-    state = settings.state
-    if state.artifacts == "gridfs":
-        return {"kind": "gridfs", "uri": _state_uri(settings), "database": state.database}
-    return {"kind": "directory", "path": str(Path(state.artifacts).resolve())}
-
-
-def _state_uri(settings: config.Settings) -> str:
-    return (settings.state.uri or settings.sources[0].uri).get_secret_value()
-
-
-def _state_client(settings: config.Settings) -> AsyncMongoClient[Any]:
-    try:
-        return AsyncMongoClient(_state_uri(settings), **_STATE_OPTIONS)
-    except (PyMongoError, ValueError) as error:
-        raise ConfigError(f"state.uri cannot be used: {error}", hint="is it a MongoDB URI?") from error

@@ -41,8 +41,11 @@ class TopicState:
     config: Mapping[str, str] | None
 
 
-async def ensure_topics(kafka: config.Kafka, specs: Sequence[TopicSpec]) -> dict[str, TopicState]:
-    """Creates those that are missing, where the settings allow it, and says how all of them are, by name.
+async def ensure_topics(
+    kafka: config.Kafka, specs: Sequence[TopicSpec], *, create: bool = True
+) -> dict[str, TopicState]:
+    """Creates those that are missing, where the settings allow it, and says how all of them are, by name. With
+    `create=False` it changes nothing, and leaves out those that are missing and that it would create.
 
     Raises KafkaError, AuthenticationError or PermissionMissingError.
     """
@@ -54,11 +57,13 @@ async def ensure_topics(kafka: config.Kafka, specs: Sequence[TopicSpec]) -> dict
         except (kafka_errors.KafkaError, OSError) as error:
             raise await explain_unreachable(error, kafka=kafka, doing="connecting") from error
         live = await _partitions(admin)
-        if missing := [spec for spec in specs if spec.name not in live]:
+        missing = [spec for spec in specs if spec.name not in live]
+        if missing and (create or not kafka.create_topics):
             await _create(admin, kafka, missing)
             live = await _wait_for(admin, missing)
-        configs = await _configs(admin, [spec.name for spec in specs])
-        return {spec.name: TopicState(spec.name, live[spec.name], configs.get(spec.name)) for spec in specs}
+        found = [spec.name for spec in specs if spec.name in live]
+        configs = await _configs(admin, found) if found else {}
+        return {name: TopicState(name, live[name], configs.get(name)) for name in found}
     except StreamtrainError:
         raise
     except (kafka_errors.KafkaError, OSError) as error:

@@ -8,7 +8,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from streamtrain.config import Job, Settings
@@ -74,21 +74,14 @@ def build_model(job: Job) -> None:
 
 
 async def _servers(settings: Settings) -> list[Check]:
-    return [check async for check in _each_server(settings)]
+    from streamtrain.connections import checks
 
-
-async def _each_server(settings: Settings) -> AsyncIterator[Check]:
-    from streamtrain.source import preflight
-
-    for source in settings.sources:
-        name = f"MongoDB of source {source.name}"
+    found = []
+    for name, check in checks(settings):
         try:
-            client = preflight.connect(source)
-            try:
-                await preflight.check(source, client)
-            finally:
-                await client.close()
+            await check()
         except StreamtrainError as error:
-            yield Check(name, error)
+            found.append(Check(name, error))
         else:
-            yield Check(name)
+            found.append(Check(name))
+    return found

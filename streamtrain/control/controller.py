@@ -330,6 +330,11 @@ class Controller:
 
     # ----------------------------------------------------------------------- status
 
+    @property
+    def error(self) -> StreamtrainError | None:
+        """What the last generation failed with."""
+        return self._error
+
     def status(self) -> JobStatus:
         head, observer = self._head, self._observer
         progress = self._rounds.progress if self._rounds else of_manifest(head) if head else None
