@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from streamtrain import config
@@ -16,6 +17,9 @@ from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.sandbox.mongo_server import MongoProcess, ThreadedMongo
 
 ROOT = Path(__file__).resolve().parents[1]
+
+hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
+hypothesis.settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
