@@ -9,20 +9,20 @@ import shutil
 import subprocess
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from streamtrain.errors import DependencyError, KafkaError
-from streamtrain.sandbox.kafka_broker import BrokerProcess, free_ports
+from streamtrain.sandbox.kafka_broker import PORT_ATTEMPTS, BrokerProcess, free_ports
 
 CACHE_VARIABLE = "STREAMTRAIN_KAFKA_CACHE"
 DEFAULT_CACHE = Path(".cache/kafka")
 MINIMUM_JAVA = 17
 START_TIMEOUT_S = 90.0
 FORMAT_TIMEOUT_S = 60.0
-PORT_ATTEMPTS = 3
 _JAVA_TIMEOUT_S = 30.0
 
 # Small and quick to start: the tests need its behaviour, not its throughput.
@@ -88,10 +88,18 @@ def _java_version(java: str) -> int:
 
 
 class ApacheKafka:
-    """A cluster of `nodes` combined brokers and controllers. A context manager; `start` blocks until all are up."""
+    """A cluster of `nodes` combined brokers and controllers. A context manager; `start` blocks until all are up.
 
-    def __init__(self, *, directory: Path, runtime: ApacheRuntime, nodes: int = 1) -> None:
+    users: passwords by name. With them there is a second listener that asks for one (SASL_PLAINTEXT, PLAIN), and
+    these users may do nothing without an ACL; who comes to the first listener may do everything.
+    """
+
+    def __init__(
+        self, *, directory: Path, runtime: ApacheRuntime, nodes: int = 1, users: Mapping[str, str] | None = None
+    ) -> None:
         self.directory = directory
+        self._users = users or {}
+        self._sasl_ports: list[int] = []
         self.runtime = runtime
         self._count = nodes
         # A zero byte first: an id that began with a dash would look like an option to Kafka's tools.
@@ -101,6 +109,11 @@ class ApacheKafka:
     @property
     def bootstrap_servers(self) -> str:
         return ",".join(f"127.0.0.1:{node.port}" for node in self.nodes)
+
+    @property
+    def sasl_servers(self) -> str:
+        """The bootstrap servers of the listener that asks for a password."""
+        return ",".join(f"127.0.0.1:{port}" for port in self._sasl_ports)
 
     def start(self) -> Self:
         """Raises KafkaError, with the end of the broker's log, when it does not come up."""
@@ -116,7 +129,8 @@ class ApacheKafka:
         raise AssertionError("unreachable")
 
     def _start_once(self, directory: Path) -> None:
-        ports = free_ports(2 * self._count)
+        ports = free_ports(3 * self._count)
+        self._sasl_ports = ports[2 * self._count :] if self._users else []
         voters = ",".join(f"{i + 1}@127.0.0.1:{ports[2 * i + 1]}" for i in range(self._count))
         self.nodes = []
         for i in range(self._count):
@@ -159,6 +173,8 @@ class ApacheKafka:
 
     def _properties(self, node: int, port: int, controller_port: int, voters: str, home: Path) -> str:
         replicas = min(3, self._count)
+        secured = self._secured() if self._users else {}
+        sasl = f",SASL://127.0.0.1:{self._sasl_ports[node - 1]}" if self._users else ""
         return "\n".join(
             f"{key}={value}"
             for key, value in {
@@ -166,8 +182,8 @@ class ApacheKafka:
                 "node.id": node,
                 "controller.quorum.voters": voters,
                 "controller.listener.names": "CONTROLLER",
-                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}",
-                "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}",
+                "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller_port}{sasl}",
+                "advertised.listeners": f"PLAINTEXT://127.0.0.1:{port}{sasl}",
                 "log.dirs": home / "data",
                 "offsets.topic.replication.factor": replicas,
                 "offsets.topic.num.partitions": 1,
@@ -188,8 +204,20 @@ class ApacheKafka:
                 "num.network.threads": 2,
                 "background.threads": 2,
                 "controlled.shutdown.enable": str(self._count > 1).lower(),
+                **secured,
             }.items()
         )
+
+    def _secured(self) -> dict[str, str]:
+        known = " ".join(f'user_{name}="{password}"' for name, password in self._users.items())
+        module = "org.apache.kafka.common.security.plain.PlainLoginModule"
+        return {
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SASL:SASL_PLAINTEXT",
+            "sasl.enabled.mechanisms": "PLAIN",
+            "listener.name.sasl.plain.sasl.jaas.config": f"{module} required {known};",
+            "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+            "super.users": "User:ANONYMOUS",
+        }
 
     def stop(self) -> None:
         """Asks all nodes to end at once, so that none waits for a quorum that has gone."""

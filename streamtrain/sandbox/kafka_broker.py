@@ -20,6 +20,7 @@ from streamtrain.errors import DependencyError, KafkaError, PortInUseError
 
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 10.0
+PORT_ATTEMPTS = 3
 _POLL_S = 0.02
 _ANSWER_TIMEOUT_S = 2.0
 _LOG_TAIL_BYTES = 1500
@@ -179,19 +180,26 @@ class KafkaBroker:
                 f"port {self._fixed_port} of 127.0.0.1 is in use: the sandbox's Kafka broker cannot listen there",
                 hint="choose another port, or stop what listens there",
             )
-        port = self._fixed_port if self._fixed_port is not None else free_ports(1)[0]
         self.directory.mkdir(parents=True, exist_ok=True)
+        for attempt in range(1, PORT_ATTEMPTS + 1):
+            port = self._fixed_port if self._fixed_port is not None else free_ports(1)[0]
+            try:
+                self._launch(binary, port)
+                return self
+            except KafkaError:
+                self.stop()
+                # The port was free when it was chosen; somebody may have been quicker.
+                if self._fixed_port is not None or attempt == PORT_ATTEMPTS:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _launch(self, binary: Path, port: int) -> None:
         command = [str(binary), "start", "--only", "kafka", "--host", "127.0.0.1", "--kafka-port", str(port)]
         self._process = BrokerProcess(
             [*command, "--data-dir", str(self.directory)], port=port, log=self.directory / "broker.log"
         )
         self._process.launch()
-        try:
-            self._process.wait_until_ready(brokers=1, deadline=time.monotonic() + START_TIMEOUT_S)
-        except KafkaError:
-            self.stop()
-            raise
-        return self
+        self._process.wait_until_ready(brokers=1, deadline=time.monotonic() + START_TIMEOUT_S)
 
     def stop(self) -> None:
         if self._process is not None:
