@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import bson
-from bson import CodecOptions, DatetimeMS
+from bson import CodecOptions
 from bson.binary import UuidRepresentation
 from bson.codec_options import DatetimeConversion
 from bson.decimal128 import Decimal128
@@ -174,5 +174,18 @@ def with_fields(data: bytes, changed: dict[str, Any], removed: Iterable[str] = (
     return document(*parts)
 
 
-def now_ms(seconds: float) -> DatetimeMS:
-    return DatetimeMS(int(seconds * 1000))
+def with_elements(data: bytes, wanted: Mapping[bytes, bytes]) -> tuple[bytes, list[bytes]]:
+    """The document with whole elements set by name, and those that it did not have so before."""
+    parts: list[bytes] = []
+    changed: list[bytes] = []
+    left = dict(wanted)
+    kept = 4
+    for e in elements(data):
+        new = left.pop(e.name, None)
+        if new is not None and new != data[e.begin : e.end]:
+            parts += (data[kept : e.begin], new)
+            changed.append(new)
+            kept = e.end
+    parts.append(data[kept:-1])
+    added = [wanted[name] for name in left]
+    return document(*parts, *added), changed + added

@@ -56,7 +56,7 @@ def apply_operators(document: dict[str, Any], spec: Mapping[str, Any], scope: Sc
         if name == "$rename":
             tasks.extend((argument, "$renamed", path) for path, argument in fields.items())
     _refuse_conflicts([path for path, _, _ in tasks])
-    tasks.sort(key=lambda task: [_order(part) for part in task[0].split(".")])
+    tasks.sort(key=lambda task: path_order(task[0]))
     if any(name == "$rename" for _, name, _ in tasks):  # the values are read before anything moves
         before = copy.deepcopy(document)
         tasks = [(p, n, values.get(before, a) if n == "$renamed" else a) for p, n, a in tasks]
@@ -68,8 +68,9 @@ def apply_operators(document: dict[str, Any], spec: Mapping[str, Any], scope: Sc
     return description
 
 
-def _order(part: str) -> tuple[int, int, str]:
-    return (0, int(part), "") if part.isdigit() else (1, 0, part)
+def path_order(path: str) -> list[tuple[int, int, str]]:
+    """The order in which the server applies changes: by path, positions as numbers."""
+    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.split(".")]
 
 
 def _refuse_conflicts(paths: list[str]) -> None:

@@ -16,10 +16,11 @@ from streamtrain.sandbox.mongo.failure import CommandError
 from streamtrain.sandbox.mongo.matcher import compile_filter
 from streamtrain.sandbox.mongo.oplog import description_element
 from streamtrain.sandbox.mongo.pipeline import compile_transform, sort_documents
-from streamtrain.sandbox.mongo.updates import apply_operators, difference, seed_from, shell
+from streamtrain.sandbox.mongo.updates import apply_operators, difference, path_order, seed_from, shell
 from streamtrain.sandbox.mongo.values import MISSING
 
 _UPDATE_STAGES = ("$addFields", "$set", "$project", "$unset", "$replaceRoot", "$replaceWith")
+_NOTHING_ELSE = raw.encode({"removedFields": [], "truncatedArrays": []})[4:-1]
 _DIFF_OVERHEAD = 24
 """Bytes around a change in a real oplog entry."""
 
@@ -142,7 +143,24 @@ class Writer:
             if multi:
                 raise CommandError(9, "multi update is not supported for replacement-style update")
             return lambda collection, key, data: self._by_replacement(collection, key, data, change)
+        plain = _plain_set(change)
+        if plain is not None:
+            return lambda collection, key, data: self._by_elements(collection, key, data, plain)
         return lambda collection, key, data: self._by_operators(collection, key, data, change)
+
+    def _by_elements(
+        self, collection: Collection, key: Hashable, data: bytes, wanted: dict[bytes, bytes]
+    ) -> bytes | None:
+        """`$set` of whole fields: no document is decoded."""
+        after, changed = raw.with_elements(data, wanted)
+        if not changed:
+            return None
+        self._check(collection, key, after)
+        fields = raw.embedded(b"updatedFields", raw.document(*changed))
+        self._engine.update(
+            collection, key, after, raw.embedded(b"updateDescription", raw.document(fields, _NOTHING_ELSE))
+        )
+        return after
 
     def _by_operators(
         self, collection: Collection, key: Hashable, data: bytes, change: Mapping[str, Any]
@@ -234,6 +252,16 @@ class Writer:
         found = collection.matching(query, self._scope)
         chosen = self._first(found, sort) if limit == 1 else list(found)
         return [self._engine.delete(collection, key) for key, _ in chosen]
+
+
+def _plain_set(change: Mapping[str, Any]) -> dict[bytes, bytes] | None:
+    """The elements that an update sets, where it does nothing but set whole fields other than `_id`."""
+    fields = change.get("$set")
+    if len(change) != 1 or not isinstance(fields, Mapping):
+        return None
+    if any("." in name or name[:1] in ("$", "") or name == "_id" for name in fields):
+        return None
+    return {name.encode(): raw.element(name, fields[name]) for name in sorted(fields, key=path_order)}
 
 
 def _keep_id(before: Mapping[str, Any], after: Mapping[str, Any]) -> dict[str, Any]:
