@@ -54,11 +54,11 @@ class BatchFetcher:
         try:
             async with asyncio.timeout(START_WITHIN_S):
                 await client.bootstrap()
-                self._client = client
-                await client.set_topics([self._topic])
-                while client.cluster.partitions_for_topic(self._topic) is None:
-                    await client.force_metadata_update()
+                # Asking for a topic by name would create it where brokers do that: look whether it is there first.
+                while (await client.fetch_all_metadata()).partitions_for_topic(self._topic) is None:
                     await self._clock.sleep(_BACK_OFF_S)
+                await client.set_topics([self._topic])
+                self._client = client
         except TimeoutError as error:
             await client.close()
             raise KafkaError(

@@ -23,7 +23,8 @@ from streamtrain.trainer.record_batches import Fetched, committed
 from streamtrain.trainer.records import Records
 from streamtrain.types import ChangeEvent, Operation
 
-CODECS = [0, *(number for number, has in enumerate([codec.has_gzip, codec.has_snappy, codec.has_lz4, codec.has_zstd], 1) if has())]  # fmt: skip
+INSTALLED = [codec.has_gzip, codec.has_snappy, codec.has_lz4, codec.has_zstd]
+CODECS = [0, *(number for number, has in enumerate(INSTALLED, 1) if has())]
 PRODUCER = 77
 
 
@@ -78,10 +79,10 @@ def test_records_are_read_as_aiokafka_reads_them(
     data, offset = b"", 0
     for number, batch in enumerate(sizes):
         namespace = "db.other" if mixed and number % 2 else "db.c"
-        events = [
-            event(offset + i, size=size, wall_time=wall_time, namespace=namespace) for i, size in enumerate(batch)
+        records = [
+            encode(event(offset + i, size=size, wall_time=wall_time, namespace=namespace), offset + i)
+            for i, size in enumerate(batch)
         ]
-        records = [encode(event, offset + i) for i, event in enumerate(events)]
         data += batch_of(records, base=offset, compression=compression if number % 2 else 0)
         offset += len(batch) + 1
     data = data[: max(0, len(data) - cut_off)]
