@@ -244,6 +244,9 @@ class Settings(Section):
         for at, job in enumerate(self.jobs):
             if job.source not in sources:
                 errors.append(_located(("jobs", at, "source"), f"there is no source {job.source!r}", job.source))
+            if job.window.duration > self.kafka.retention:
+                told = "is longer than kafka.retention: Kafka would remove records that are still in the window"
+                errors.append(_located(("jobs", at, "window", "duration"), told, job.window.duration))
         named = (("sources", [s.name for s in self.sources]), ("jobs", [j.name for j in self.jobs]))
         for section, names in named:
             for at, name in enumerate(names):
