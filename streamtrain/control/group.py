@@ -19,6 +19,7 @@ from streamtrain.control.launcher.port import Launcher, WorkerProcess
 from streamtrain.control.member import Member
 from streamtrain.control.merge import merge_reports
 from streamtrain.control.rendezvous import Rendezvous
+from streamtrain.control.startup import Startup
 from streamtrain.errors import ConfigError, OffsetError, StreamtrainError, WorkerError, WorkerFailedError
 from streamtrain.protocol import (
     Failed,
@@ -48,11 +49,12 @@ class Deadlines:
     """The longest that a group waits for anything, in seconds.
 
     ready: from launching to every worker's Ready, which imports TensorFlow. form, round, save: each answer.
-    progress: without any message from a worker that owes an answer. stop: from Stop to the processes' end.
+    progress: without any message from a worker that owes an answer, and, before Ready, without any processor time
+    taken. stop: from Stop to the processes' end.
     terminate: from SIGTERM to SIGKILL. reap: from SIGKILL to the end.
     """
 
-    ready: float = 20.0
+    ready: float = 120.0
     form: float = 600.0
     round: float = 600.0
     save: float = 120.0
@@ -119,7 +121,8 @@ class Group:
             )
             self._processes.append(process)
             self._start(self._watch_exit(index, process))
-        await self._wait(self._gather_members(), self._deadlines.ready, "the workers did not get ready")
+        self._start(self._watch_startup())
+        await self._wait(self._gather_members())
         await self._rendezvous.close()
         self._start(self._watch_deadlines())
         addresses = [member.address for member in self._members]
@@ -225,6 +228,21 @@ class Group:
                 )
             )
 
+    async def _watch_startup(self) -> None:
+        now = self._clock.monotonic()
+        startups = [Startup(process, index=index, now=now) for index, process in enumerate(self._processes)]
+        while len(self._members) < self.world:
+            await self._clock.sleep(min(1.0, self._deadlines.progress / 4))
+            here = {member.pid for member in self._members}
+            for startup in startups:
+                if startup.process.pid in here:
+                    continue
+                overdue = startup.overdue(
+                    self._clock.monotonic(), ready_s=self._deadlines.ready, progress_s=self._deadlines.progress
+                )
+                if overdue is not None:
+                    self._fail(WorkerError(overdue))
+
     async def _listen(self, member: Member) -> None:
         try:
             while (message := await read_message(member.reader)) is not None:
@@ -290,19 +308,15 @@ class Group:
             self._log.error("a group's watcher failed", exc_info=error)
             self._fail(WorkerError(f"internal: {type(error).__name__} while watching the workers"))
 
-    async def _wait(self, work: Awaitable[T], limit_s: float | None = None, late: str = "") -> T:
-        """The result of `work`; raises the group's failure, or WorkerError(`late`) past the limit."""
+    async def _wait(self, work: Awaitable[T]) -> T:
+        """The result of `work`; raises the group's failure. What is late fails the group (`_watch_...`)."""
         task = asyncio.ensure_future(work)
         failed = asyncio.ensure_future(self._failed.wait())
         waits: set[asyncio.Future[Any]] = {task, failed}
-        if limit_s is not None:
-            waits.add(asyncio.ensure_future(self._clock.sleep(limit_s)))
         try:
             await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             if task.done():
                 return task.result()
-            if not self._failed.is_set():
-                raise WorkerError(f"{late} within {limit_s:g} s")
             await self._clock.sleep(_SETTLE_S)
             raise _most_telling(self._failures)
         finally:

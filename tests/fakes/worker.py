@@ -38,9 +38,10 @@ Ledger = dict[int, list[list[int]]]
 class Behaviour:
     """FAKE_WORKER is `what` or `what@where`: where is `start`, `form`, `save` or a round's number.
 
-    what: absent (never connects), exit, kill (SIGKILL), freeze (SIGSTOP), hang (sleeps without progress), busy
-    (progress for ever), fail (Failed), fatal (Failed, for good), wrong (a report that contradicts the round), slow
-    (0.2 s for every round, with progress), deaf (ignores SIGTERM), stranger (guesses the token).
+    what: absent (never connects), exit, kill (SIGKILL), freeze (SIGSTOP), hang (sleeps without progress), spin
+    (takes processor time for ever), toil (for 4 s), busy (progress for ever), long (for 3 s), fail (Failed), fatal
+    (Failed, for good), wrong (a report that contradicts the round), slow (0.2 s for every round, with progress),
+    deaf (ignores SIGTERM), stranger (guesses the token).
     """
 
     def __init__(self, text: str) -> None:
@@ -51,6 +52,10 @@ class Behaviour:
             return
         if self.what == "absent":
             time.sleep(3600)
+        elif self.what in ("spin", "toil"):
+            end = time.monotonic() + (3600 if self.what == "spin" else 4.0)
+            while time.monotonic() < end:
+                pass
         elif self.what == "exit":
             os._exit(3)
         elif self.what == "kill":
@@ -59,6 +64,10 @@ class Behaviour:
             os.kill(os.getpid(), signal.SIGSTOP)
         elif self.what == "hang":
             time.sleep(3600)
+        elif self.what == "long" and worker is not None:
+            for _ in range(30):
+                time.sleep(0.1)
+                worker.send(Progress(worker.form.generation, "step", 1))
         elif self.what == "busy" and worker is not None:
             while True:
                 time.sleep(0.05)

@@ -15,6 +15,8 @@ from streamtrain.errors import WorkerError
 
 TOKEN_VARIABLE = "STREAMTRAIN_JOIN_TOKEN"
 WORKER_COMMAND = (sys.executable, "-m", "streamtrain.trainer.worker")
+_STDERR = 2
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 KEPT_LOGS = 20  # per job: a crash loop must not fill the disk
 
 
@@ -26,6 +28,14 @@ class LocalProcess:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    def cpu_s(self) -> float | None:
+        try:
+            # Fields after the command's closing bracket (proc(5)): utime and stime are the 12th and 13th.
+            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+        except (OSError, IndexError, ValueError):
+            return None
 
     async def wait(self) -> int:
         return await self._process.wait()
@@ -69,7 +79,7 @@ class LocalLauncher:
                     "--control",
                     control,
                     stdin=asyncio.subprocess.DEVNULL,
-                    stdout=sys.stderr.fileno() if output is None else output,
+                    stdout=_STDERR if output is None else output,
                     stderr=None if output is None else output,
                     env={**self._environment, TOKEN_VARIABLE: token},
                     start_new_session=True,

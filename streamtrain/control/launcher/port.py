@@ -13,6 +13,9 @@ class WorkerProcess(Protocol):
     def log(self) -> str:
         """Where its output goes, for people."""
 
+    def cpu_s(self) -> float | None:
+        """Processor time that it has taken, in seconds; None where that cannot be told."""
+
     async def wait(self) -> int:
         """Its exit status once it has ended and been reaped; negative: the signal that killed it."""
 
