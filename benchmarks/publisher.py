@@ -24,7 +24,7 @@ from streamtrain.clock import SystemClock
 from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.source import envelope
 from streamtrain.source.producer import start_producer
-from streamtrain.source.publisher import BATCH_BYTES, Publisher
+from streamtrain.source.publisher import Publisher
 from streamtrain.source.source_topic import source_topics
 from streamtrain.topic_admin import ensure_topics
 from streamtrain.types import ChangeEvent, Operation, Position, PositionKind
@@ -114,7 +114,7 @@ async def run(options: argparse.Namespace, directory: Path) -> dict[str, Any]:
         size = options.transaction
         chunks = [made[begin : begin + size] for begin in range(0, len(made), size)]
         prepared = [prepare(chunk, options.partitions) for chunk in chunks]
-        producer = await start_producer(kafka, "bare", batch_bytes=BATCH_BYTES)
+        producer = await start_producer(kafka, "bare")
         publisher = Publisher(kafka=kafka, source="ours", partitions=options.partitions, clock=SystemClock())
         try:
             await publisher.start()

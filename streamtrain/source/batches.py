@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
 from zlib import crc32
 
 from streamtrain.errors import EnvelopeError
-from streamtrain.source.envelope import ID_ALONE, ID_ALONE_PREFIX, headers_of, key_of
+from streamtrain.source.envelope import ID_ALONE, ID_ALONE_PREFIX, key_of
+from streamtrain.source.record_batch import RecordBatch
 from streamtrain.types import ChangeEvent
 
 # More than the headers and the frame of a record take, apart from its documentKey.
 _FRAME_BYTES = 1024
-
-
-class Builder(Protocol):
-    """aiokafka's batch builder."""
-
-    def append(self, *, timestamp: int, key: bytes, value: bytes, headers: Sequence[tuple[str, bytes]]) -> Any:
-        """None when the batch has no room for the record; a batch takes its first record whatever its size."""
-
-    def record_count(self) -> int: ...
-
-    def size(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +28,7 @@ class Batches:
     """batches: by partition, in order. counts: records ever published per partition, these included.
     bytes: of the documents."""
 
-    batches: dict[int, list[Builder]]
+    batches: dict[int, list[RecordBatch]]
     counts: tuple[int, ...]
     records: int
     bytes: int
@@ -50,23 +39,25 @@ def build(
     events: Sequence[ChangeEvent],
     *,
     counts: Sequence[int],
-    create: Callable[[], Builder],
     timestamp_ms: int,
     max_record_bytes: int,
+    batch_bytes: int,
 ) -> Batches:
-    """counts: records published so far, per partition; their number is the stored partition count."""
+    """counts: records published so far, per partition; their number is the stored partition count. batch_bytes:
+    what a batch of more than one record may take."""
     numbers = list(counts)
     partitions = len(numbers)
-    # The record's size is only computed where it could matter.
+    # A record's size is only computed where it could matter.
     careful = (max_record_bytes - _FRAME_BYTES) // 3
-    appends: list[Callable[..., Any] | None] = [None] * partitions
-    batches: dict[int, list[Builder]] = {}
+    room = batch_bytes - _FRAME_BYTES
+    open_: list[RecordBatch | None] = [None] * partitions
+    batches: dict[int, list[RecordBatch]] = {}
     unfit: list[Unfit] = []
-    size = 0
+    total = 0
     for event in events:
         _, _, _, document_key, document, _, _ = event
-        value = document or b""
-        if (len(value) > careful or len(document_key) > careful) and _size(event) > max_record_bytes:
+        size = 0 if document is None else len(document)
+        if (size > careful or len(document_key) > careful) and _size(event) > max_record_bytes:
             unfit.append(Unfit(event, "too-large"))
             continue
         key = document_key
@@ -77,21 +68,19 @@ def build(
                 unfit.append(Unfit(event, "no-id"))
                 continue
         partition = crc32(key) % partitions  # envelope.partition_of, without a call per record
-        number = numbers[partition]
-        headers = headers_of(event, number)
-        append = appends[partition]
-        if append is None or append(timestamp=timestamp_ms, key=key, value=value, headers=headers) is None:
-            batch = create()
+        batch = open_[partition]
+        if batch is None or batch.bytes + size + 2 * len(document_key) > room:
+            batch = open_[partition] = RecordBatch(timestamp_ms)
             batches.setdefault(partition, []).append(batch)
-            append = appends[partition] = batch.append
-            append(timestamp=timestamp_ms, key=key, value=value, headers=headers)
+        number = numbers[partition]
+        batch.append(event, key, number)
         numbers[partition] = number + 1
-        size += len(value)
+        total += size
     return Batches(
         batches=batches,
         counts=tuple(numbers),
         records=len(events) - len(unfit),
-        bytes=size,
+        bytes=total,
         unfit=tuple(unfit),
     )
 

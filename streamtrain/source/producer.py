@@ -11,17 +11,19 @@ from streamtrain import config, topics
 # A commit must come before the broker gives the transaction up (that would look like being fenced).
 TRANSACTION_TIMEOUT_S = 60.0
 REQUEST_TIMEOUT_S = 20.0
+# Below the 1,048,588 bytes that a topic takes by default.
+BATCH_BYTES = 1_000_000
 STOP_TIMEOUT_S = 2.0
 
 
-async def start_producer(kafka: config.Kafka, source: str, *, batch_bytes: int) -> AIOKafkaProducer:
+async def start_producer(kafka: config.Kafka, source: str) -> AIOKafkaProducer:
     """Fences every other producer of the source: it ends their transactions before it returns."""
     producer = AIOKafkaProducer(
         **topics.kafka_options(kafka),
         transactional_id=topics.transactional_id(kafka.topic_prefix, source),
         transaction_timeout_ms=round(TRANSACTION_TIMEOUT_S * 1000),
         request_timeout_ms=round(REQUEST_TIMEOUT_S * 1000),
-        max_batch_size=batch_bytes,
+        max_batch_size=BATCH_BYTES,
     )
     try:
         await producer.start()
@@ -44,6 +46,9 @@ async def stop_producer(producer: AIOKafkaProducer) -> None:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
+        ended = producer._txn_manager._transaction_waiter
+        if ended is not None and ended.done() and not ended.cancelled():
+            ended.exception()  # told already; asyncio would report it as forgotten
         await producer.client.close()
 
 

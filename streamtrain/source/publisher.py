@@ -19,10 +19,10 @@ from streamtrain.clock import Clock
 from streamtrain.errors import FencedError, KafkaError, OffsetError, SourceError, StreamtrainError
 from streamtrain.kafka_failure import explain, explain_unreachable
 from streamtrain.source import position as positions
-from streamtrain.source.batches import Batches, Builder, Unfit, build
+from streamtrain.source.batches import Batches, Unfit, build
 from streamtrain.source.envelope import key_of
 from streamtrain.source.position_log import read_position, record_ends
-from streamtrain.source.producer import start_producer, stop_producer
+from streamtrain.source.producer import BATCH_BYTES, start_producer, stop_producer
 from streamtrain.source.source_topic import (
     SourceTopics,
     check_positions,
@@ -39,8 +39,6 @@ POSITION_INTERVAL_S = 5.0
 DELIVERY_TIMEOUT_S = 40.0
 START_TIMEOUT_S = 60.0
 LEASE_POLL_S = 0.05
-# Below the 1,048,588 bytes that a topic takes by default.
-BATCH_BYTES = 1_000_000
 SMALLEST_BATCH_BYTES = 16 * 1024
 # A key that is larger is named by its beginning.
 DEAD_LETTER_KEY_BYTES = 64 * 1024
@@ -132,7 +130,7 @@ class Publisher:
         specs = source_topics(self._kafka, self._source, partitions=self._partitions, epoch=0)
         found = await ensure_topics(self._kafka, [specs.positions])
         check_positions(found[specs.positions.name], specs.positions)
-        self._producer = await self._started_producer()
+        self._producer = await start_producer(self._kafka, self._source)
         position = await read_position(self._kafka, self._source)
         self._recognise(position)
         if position is not None:
@@ -167,10 +165,7 @@ class Publisher:
             log.warning(warning, source=self._source)
         await self._compare_with_log(specs, position)
         self._max_record_bytes = min(self._max_record_bytes, max_message_bytes(state))
-        if self._max_record_bytes < self._batch_bytes:
-            self._batch_bytes = self._max_record_bytes
-            await self.close()
-            self._producer = await self._started_producer()
+        self._batch_bytes = min(self._batch_bytes, self._max_record_bytes)
 
     def _recognise(self, found: Position | None) -> None:
         """Raises unless what was read back is what this publisher committed last, or tried to."""
@@ -205,9 +200,6 @@ class Publisher:
                 f"the topic {specs.records.name} holds records, but source {self._source!r} has no saved position",
                 hint=f"remove the topic to start afresh, or restore {specs.positions.name}",
             )
-
-    async def _started_producer(self) -> AIOKafkaProducer:
-        return await start_producer(self._kafka, self._source, batch_bytes=self._batch_bytes)
 
     # ------------------------------------------------------------------ publish
 
@@ -253,9 +245,9 @@ class Publisher:
         batches = build(
             events,
             counts=counts,
-            create=producer.create_batch,
             timestamp_ms=round(self._clock.time() * 1000),
             max_record_bytes=self._max_record_bytes,
+            batch_bytes=self._batch_bytes,
         )
         position = replace(
             position,
@@ -284,9 +276,9 @@ class Publisher:
         self, producer: AIOKafkaProducer, specs: SourceTopics, batches: Batches, position: Position
     ) -> dict[int, int]:
         """Returns once all is acknowledged: per partition, the offset after the last record."""
-        waiting: list[tuple[Builder, int | None, asyncio.Future[Any]]] = []
+        waiting: list[tuple[Any, int | None, asyncio.Future[Any]]] = []
 
-        async def send(batch: Builder, topic: str, partition: int, *, record: bool = False) -> None:
+        async def send(batch: Any, topic: str, partition: int, *, record: bool = False) -> None:
             future = await producer.send_batch(batch, topic, partition=partition)
             future.add_done_callback(_retrieve)
             waiting.append((batch, partition if record else None, future))
@@ -313,7 +305,7 @@ class Publisher:
                 ends[partition] = outcome.offset + batch.record_count()
         return ends
 
-    def _learn_size(self, batch: Builder) -> None:
+    def _learn_size(self, batch: Any) -> None:
         """The broker refused the batch for its size; what it takes was not told."""
         if batch.record_count() == 1:
             self._max_record_bytes = min(self._max_record_bytes, batch.size() - 1)

@@ -13,7 +13,6 @@ from streamtrain.errors import AuthenticationError, KafkaError, PermissionMissin
 from streamtrain.kafka_failure import explain
 from streamtrain.sandbox.apache_kafka import ApacheKafka
 from streamtrain.source.producer import start_producer
-from streamtrain.source.publisher import BATCH_BYTES
 from tests.contract.source.numbered_events import publishing
 
 pytestmark = pytest.mark.apache
@@ -71,7 +70,7 @@ async def test_a_listener_that_wants_a_password_is_not_taken_for_one_without(sec
 
 async def test_a_transactional_id_that_is_forbidden_is_named(secured):
     with pytest.raises(TransactionalIdAuthorizationFailed) as raised:
-        await start_producer(settings(secured), "flights", batch_bytes=BATCH_BYTES)
+        await start_producer(settings(secured), "flights")
     error = explain(raised.value, kafka=settings(secured), doing="starting")
     assert isinstance(error, PermissionMissingError)
     assert "transactional ids with the prefix 't'" in error.hint
