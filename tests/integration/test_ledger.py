@@ -16,7 +16,7 @@ import pytest
 
 from streamtrain import config
 from streamtrain.artifacts import GridFSStore
-from streamtrain.codec import from_document
+from streamtrain.registry.manifests import from_stored
 from streamtrain.sandbox.kafka_broker import free_ports
 from streamtrain.sandbox.mongo_server import MongoProcess
 from streamtrain.types import Manifest
@@ -24,7 +24,7 @@ from tests.deployment import Deployment, wait_until
 
 DOCUMENTS = 50_000
 KILLS = 7
-WRITE_SECONDS = 45.0
+WRITE_SECONDS = 150.0
 BATCH = 100
 SEED = 20261130
 TRAINING_AGAIN_SECONDS = 60.0
@@ -51,7 +51,7 @@ class Writer(threading.Thread):
                     self.written = first + BATCH
                     # Pacing is the point here: the faults must fall into the stream, not after it.
                     sleep(max(0.0, started + self._seconds * self.written / self._count - monotonic()))
-        except BaseException as error:
+        except pymongo.errors.PyMongoError as error:
             self.error = error
 
 
@@ -105,7 +105,7 @@ def _counts_of_learning(uri: str) -> tuple[np.ndarray[Any, Any], Manifest]:
         assert head is not None
         document = database["manifests"].find_one({"_id": head["head"]})
         assert document is not None
-    manifest = from_document(Manifest, {"id": document.pop("_id"), **document})
+    manifest = from_stored(document)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "state.npz"
         store = GridFSStore(uri=uri, database="streamtrain")
@@ -146,13 +146,14 @@ def test_every_document_is_learned_exactly_once_whatever_is_killed(deployment: t
             running.kill()
             running.start()
         elif victim == "worker":
-            if workers := running.workers():
-                chance.choice(workers).kill()
+            workers = wait_until(running.workers, timeout=TRAINING_AGAIN_SECONDS, what=f"a worker to kill; {story}")
+            chance.choice(workers).kill()
         else:
             assert running.drain() == 0, running.log_file.read_text()[-4000:]
             running.start()
 
-    writer.join(timeout=WRITE_SECONDS * 4)
+    assert writer.is_alive(), f"the faults must fall into the stream, not after it: {story}"
+    writer.join(timeout=WRITE_SECONDS * 2)
     assert writer.error is None, writer.error
     assert not writer.is_alive()
     wait_until(lambda: _learned(running) >= DOCUMENTS, timeout=120, what=f"all documents to be learned; {story}")
