@@ -50,6 +50,7 @@ jobs:
       - {{field: {label}, dtype: float32, task: regression}}
     # noida-db keeps a topic in memory and in one file, so the demo keeps the window small.
     window: {{duration: 1h, max_records: 20000}}
+    round: {{batch_size: 64}}
     checkpoint: {{every: 5s}}
     workers: {{min: {workers}}}
 """
