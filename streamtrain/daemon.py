@@ -17,8 +17,9 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,14 @@ class Daemon:
             subject=self,
             listen=section.listen,
             token=section.token.get_secret_value() if section.token else None,
+            mask=self._loaded.mask,
         )
         log.info("serving the admin endpoint", address=admin.address)
         work = asyncio.create_task(self._work())
         self._handle_signals(work)
         scheduler = self._schedule()
         serving = asyncio.create_task(admin.run())
+        serving.add_done_callback(self._admin_ended)
         try:
             await work
         except asyncio.CancelledError:
@@ -133,7 +136,7 @@ class Daemon:
             if not await self._unless_stopped(lease.acquire()):
                 return
             self._waiting = ""
-            renewing = asyncio.create_task(self._guard("lease", lease.run()))
+            renewing = asyncio.create_task(self._renew(lease))
             try:
                 await self._run_parts(lease, client, work_dir)
             finally:
@@ -156,12 +159,18 @@ class Daemon:
         for spec in settings.sources:
             self._sources[spec.name] = SourcePart(spec=spec, kafka=settings.kafka, lease=lease, clock=self._clock)
         sources = [
-            asyncio.create_task(self._guard(f"source {name}", part.source.run(), part))
+            asyncio.create_task(
+                self._guard(f"source {name}", part.source.run(), started=partial(getattr, part, "started"))
+            )
             for name, part in self._sources.items()
         ]
         jobs = [
             asyncio.create_task(
-                self._guard(f"job {job.name}", self._run_job(job, lease, manifests, artifacts, work_dir))
+                self._guard(
+                    f"job {job.name}",
+                    self._run_job(job, lease, manifests, artifacts, work_dir),
+                    started=partial(self._controllers.__contains__, job.name),
+                )
             )
             for job in settings.jobs
         ]
@@ -234,15 +243,14 @@ class Daemon:
 
     # ------------------------------------------------------------------ what goes wrong
 
-    async def _guard(self, part: str, work: Coroutine[Any, Any, None], source: SourcePart | None = None) -> None:
+    async def _guard(self, part: str, work: Coroutine[Any, Any, None], *, started: Callable[[], bool]) -> None:
         """Runs a part. Its failure is a state that is shown, unless the daemon may not, or cannot, go on."""
         try:
             await work
         except FencedError as error:
             self._fail(error)
         except StreamtrainError as error:
-            at_start = source is not None and not source.started
-            if at_start and isinstance(error, (DependencyError, ConfigError)):
+            if not started() and isinstance(error, (DependencyError, ConfigError)):
                 self._fail(error)
             else:
                 log.error("a part has stopped", part=part, reason=error.message, hint=error.hint or None)
@@ -250,8 +258,21 @@ class Daemon:
         except Exception as error:
             log.exception("a part has crashed", part=part)
             self._crashes[part] = f"internal error: {type(error).__name__}"
-            if source is not None:
-                source.crashed(self._crashes[part])
+
+    async def _renew(self, lease: Lease) -> None:
+        """Without its lease the daemon can do nothing: whatever ends the renewal ends the daemon."""
+        try:
+            await lease.run()
+        except StreamtrainError as error:
+            self._fail(error)
+        except Exception as error:
+            log.exception("the lease's renewal has crashed")
+            self._fail(StreamtrainError(f"internal: {type(error).__name__} while renewing the lease"))
+
+    def _admin_ended(self, serving: asyncio.Task[None]) -> None:
+        if not self._stop.is_set() and not serving.cancelled():
+            log.error("the admin endpoint has ended", exc_info=serving.exception())
+            self._fail(StreamtrainError("the admin endpoint has ended"))
 
     def _fail(self, error: StreamtrainError) -> None:
         """Ends the daemon with the first such error; what still works is drained."""
@@ -380,7 +401,7 @@ class Daemon:
         )
 
     def _source_states(self) -> dict[str, SourceStatus]:
-        return {name: part.status() for name, part in self._sources.items()}
+        return {name: part.status(crash=self._crashes.get(f"source {name}")) for name, part in self._sources.items()}
 
     def _job_views(self) -> dict[str, overview.JobView]:
         return {job.name: self._job_view(job) for job in self._settings.jobs}

@@ -26,6 +26,11 @@ class Mask:
         longest_first = sorted(spellings, key=len, reverse=True)
         self._known = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
 
+    @classmethod
+    def of(cls, values: Iterable[str]) -> Mask:
+        """Of secret settings: passwords, tokens, URIs (of which the password is the secret)."""
+        return cls(part for value in values for part in _parts(value))
+
     def text(self, text: str) -> str:
         if self._known is not None:
             text = self._known.sub(MASK, text)

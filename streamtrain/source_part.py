@@ -27,7 +27,6 @@ class SourcePart:
     def __init__(self, *, spec: config.Source, kafka: config.Kafka, lease: LeasePort, clock: Clock) -> None:
         self.spec = spec
         self._topic: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
-        self._crash = ""
         publisher = _Announced(spec=spec, kafka=kafka, lease=lease, clock=clock, topic=self._topic)
         self.source = Source(spec=spec, publisher=publisher, clock=clock)
 
@@ -39,13 +38,11 @@ class SourcePart:
         """Waits until the source has one."""
         return await asyncio.shield(self._topic)
 
-    def status(self) -> SourceStatus:
+    def status(self, *, crash: str | None) -> SourceStatus:
+        """crash: why it has ended, where it does not say so itself."""
         status = self.source.status()
-        return replace(status, state=SourceState.FAILED, reason=self._crash) if self._crash else status
-
-    def crashed(self, reason: str) -> None:
-        """It ended by an error that it does not know."""
-        self._crash = reason
+        ended = status.state in (SourceState.LOST, SourceState.INVALIDATED, SourceState.FAILED)
+        return replace(status, state=SourceState.FAILED, reason=crash) if crash and not ended else status
 
     async def close(self) -> None:
         if self._topic.done():

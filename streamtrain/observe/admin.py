@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
+from streamtrain.masking import Mask
 
 MAX_BODY_BYTES = 64 * 1024
 BODY_TIMEOUT_S = 5.0
@@ -52,8 +53,10 @@ class Subject(Protocol):
 class Admin:
     """Serves `Subject` on one address until `stop` (or cancellation)."""
 
-    def __init__(self, *, subject: Subject, listen: str, token: str | None) -> None:
+    def __init__(self, *, subject: Subject, listen: str, token: str | None, mask: Mask) -> None:
+        """mask: what to leave out of every answer."""
         self._subject = subject
+        self._mask = mask
         self._listen = listen
         self._token = token
         self._socket = bind(listen)
@@ -93,18 +96,25 @@ class Admin:
             exception_handlers={HTTPException: _refused, Exception: _broken},
         )
 
+    def _health(self, reasons: Mapping[str, str], word: str) -> Response:
+        """200 and the word, or 503 and a line for each part that is not."""
+        if not reasons:
+            return PlainTextResponse(f"{word}\n")
+        lines = [f"{part}: {self._mask.text(reason)}" for part, reason in sorted(reasons.items())]
+        return PlainTextResponse("\n".join([f"not {word}", *lines, ""]), status_code=HTTPStatus.SERVICE_UNAVAILABLE)
+
     async def _livez(self, _request: Request) -> Response:
-        return _health(self._subject.stuck(), "alive")
+        return self._health(self._subject.stuck(), "alive")
 
     async def _readyz(self, _request: Request) -> Response:
-        return _health(self._subject.not_ready(), "ready")
+        return self._health(self._subject.not_ready(), "ready")
 
     async def _metrics(self, _request: Request) -> Response:
         return PlainTextResponse(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
     async def _status(self, request: Request) -> Response:
         self._authorise(request)
-        return JSONResponse(self._subject.status())
+        return JSONResponse(self._mask.value(self._subject.status()))
 
     async def _retrain(self, request: Request) -> Response:
         self._authorise(request, changes_state=True)
@@ -124,7 +134,7 @@ class Admin:
         try:
             progress = await self._subject.retrain(job, start=start)
         except StreamtrainError as error:
-            raise HTTPException(HTTPStatus.CONFLICT, str(error)) from error
+            raise HTTPException(HTTPStatus.CONFLICT, self._mask.text(str(error))) from error
         return JSONResponse(progress, status_code=HTTPStatus.ACCEPTED)
 
     def _authorise(self, request: Request, *, changes_state: bool = False) -> None:
@@ -202,14 +212,6 @@ async def _json_body(request: Request) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the body must be a JSON object")
     return document
-
-
-def _health(reasons: Mapping[str, str], word: str) -> Response:
-    """200 and the word, or 503 and a line for each part that is not."""
-    if not reasons:
-        return PlainTextResponse(f"{word}\n")
-    lines = [f"{part}: {reason}" for part, reason in sorted(reasons.items())]
-    return PlainTextResponse("\n".join([f"not {word}", *lines, ""]), status_code=HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 async def _refused(_request: Request, error: Exception) -> Response:

@@ -22,6 +22,7 @@ from streamtrain.errors import (
     StreamtrainError,
     WorkerError,
 )
+from streamtrain.masking import Mask
 from streamtrain.protocol import Failed, Form, Ready
 from streamtrain.trainer.channel import Channel, connect
 
@@ -74,6 +75,7 @@ def _serve(control: str, token: str, host: str, clock: Clock) -> int:
         message = channel.next()
         if not isinstance(message, Form):
             raise WorkerError(f"a standby was sent {type(message).__name__}")
+        logs.configure(mask=_mask(message))
         rank = Rank(channel=channel, form=message, clock=clock)
         channel.send(rank.form(reserved))
         rank.serve()
@@ -83,6 +85,12 @@ def _serve(control: str, token: str, host: str, clock: Clock) -> int:
         channel.send(_failure(error, channel.generation))
         return EXIT_INTERNAL
     return EXIT_OK
+
+
+def _mask(form: Form) -> Mask:
+    """Of the secrets that the form holds: a client's error may quote them."""
+    values = (form.kafka.get("security", {}).get("password"), form.artifacts.get("uri"))
+    return Mask.of(value for value in values if value)
 
 
 def main() -> int:

@@ -12,9 +12,11 @@ import httpx
 import pytest
 
 from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
+from streamtrain.masking import Mask
 from streamtrain.observe.admin import MAX_BODY_BYTES, Admin, RetrainFrom, bind
 
 TOKEN = "s3cret-token"
+SECRET = "hunter2"
 AUTHORISED = {"Authorization": f"Bearer {TOKEN}"}
 
 
@@ -25,11 +27,12 @@ class FakeSubject:
         self.asked: list[tuple[str, str]] = []
         self.refusal: StreamtrainError | None = None
         self.broken = False
+        self.phase = "training"
 
     def status(self) -> Mapping[str, Any]:
         if self.broken:
             raise RuntimeError(TOKEN)
-        return {"jobs": {"delay": {"phase": "training"}}}
+        return {"jobs": {"delay": {"phase": self.phase}}}
 
     def jobs(self) -> Sequence[str]:
         return ["delay"]
@@ -51,7 +54,7 @@ class FakeSubject:
 async def serving(
     subject: FakeSubject, *, token: str | None = None, listen: str = "127.0.0.1:0"
 ) -> AsyncIterator[httpx.AsyncClient]:
-    admin = Admin(subject=subject, listen=listen, token=token)
+    admin = Admin(subject=subject, listen=listen, token=token, mask=Mask([SECRET]))
     running = asyncio.create_task(admin.run())
     address = admin.address.replace("0.0.0.0", "127.0.0.1")
     try:
@@ -139,6 +142,21 @@ async def test_a_refusal_says_why() -> None:
     async with serving(subject) as client:
         answer = await client.post("/v1/jobs/delay/retrain", json={})
         assert (answer.status_code, answer.json()["detail"]) == (409, "a retrain runs already\n  hint: wait for it")
+
+
+async def test_no_answer_shows_a_secret() -> None:
+    subject = FakeSubject()
+    subject.unready = {"source flights": f"mongodb://reader:{SECRET}@db/ cannot be reached"}
+    subject.phase = f"paused: {SECRET}"
+    subject.refusal = StreamtrainError(f"not with {SECRET}")
+    async with serving(subject) as client:
+        for answer in (
+            await client.get("/readyz"),
+            await client.get("/v1/status"),
+            await client.post("/v1/jobs/delay/retrain", json={}),
+        ):
+            assert SECRET not in answer.text
+            assert "********" in answer.text
 
 
 async def test_without_a_token_state_is_changed_from_this_machine_only() -> None:
