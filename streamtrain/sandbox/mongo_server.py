@@ -18,10 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+from streamtrain.sandbox.mongo.authentication import User
 from streamtrain.sandbox.mongo.faults import Faults
 from streamtrain.sandbox.mongo.server import OPLOG_BYTES, SandboxMongo
 
-__all__ = ["MongoProcess", "SandboxMongo", "ThreadedMongo", "running_mongo"]
+__all__ = ["MongoProcess", "SandboxMongo", "ThreadedMongo", "User", "running_mongo"]
 
 T = TypeVar("T")
 

@@ -10,6 +10,7 @@ from typing import Any
 from bson import DatetimeMS, Int64, Timestamp
 
 from streamtrain.sandbox.mongo import raw, values
+from streamtrain.sandbox.mongo.authentication import Peer
 from streamtrain.sandbox.mongo.change_streams import ChangeStream, parse_options
 from streamtrain.sandbox.mongo.cursors import DEFAULT_FIRST, Cursor, Cursors, cursor_reply
 from streamtrain.sandbox.mongo.engine import Engine
@@ -37,6 +38,7 @@ class Request:
     db: str
     body: dict[str, Any]
     sequences: Mapping[str, list[bytes]]
+    peer: Peer
 
     def collection(self) -> str:
         value = self.body[self.name]

@@ -23,8 +23,11 @@ _ACCEPTED = ("ping", "refreshSessions", "killSessions", "killAllSessions", "kill
 class DeploymentCommands:
     """`address` is how the server calls itself to drivers, `replica_set` None a standalone mongod."""
 
-    def __init__(self, engine: Engine, cursors: Cursors, *, address: str, replica_set: str | None) -> None:
+    def __init__(
+        self, engine: Engine, cursors: Cursors, *, address: str, replica_set: str | None, mechanisms: list[str]
+    ) -> None:
         self._engine, self._cursors, self._address, self._replica_set = engine, cursors, address, replica_set
+        self._mechanisms = mechanisms
         self._started = engine.time()
         self.primary = True
         self.ttl_interval = 60
@@ -45,7 +48,6 @@ class DeploymentCommands:
             "replSetGetStatus": self.status,
             "replSetGetConfig": self.configuration,
             "serverStatus": self.server_status,
-            "connectionStatus": self.connection_status,
             "hostInfo": self.host_info,
             "getCmdLineOpts": self.command_line,
             "startSession": self.start_session,
@@ -64,6 +66,8 @@ class DeploymentCommands:
         """Without a topologyVersion, so that monitors poll and never wait."""
         primary = "isWritablePrimary" if request.name == "hello" else "ismaster"
         reply: dict[str, Any] = {"helloOk": True} if request.body.get("helloOk") else {}
+        if self._mechanisms and "saslSupportedMechs" in request.body:
+            reply["saslSupportedMechs"] = self._mechanisms
         if self._replica_set is not None:
             role = {primary: self.primary, "secondary": not self.primary}
             reply |= {"hosts": [self._address], "setName": self._replica_set, "setVersion": 1, **role}
@@ -147,12 +151,6 @@ class DeploymentCommands:
             "connections": {"current": self.connections, "available": 10000, "totalCreated": self.connections},
             "metrics": {"cursor": {"open": {"total": Int64(len(self._cursors))}}}, "ok": 1.0,
         }  # fmt: skip
-
-    def connection_status(self, request: Request) -> Reply:
-        shown: dict[str, Any] = {"authenticatedUsers": [], "authenticatedUserRoles": []}
-        if request.body.get("showPrivileges"):
-            shown["authenticatedUserPrivileges"] = []
-        return {"authInfo": shown, "ok": 1.0}
 
     def host_info(self, _: Request) -> Reply:
         return {

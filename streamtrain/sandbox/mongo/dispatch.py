@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 import bson
 
 from streamtrain.sandbox.mongo import raw
+from streamtrain.sandbox.mongo.authentication import Authentication, Peer, User
 from streamtrain.sandbox.mongo.catalog import CatalogCommands
 from streamtrain.sandbox.mongo.commands import DocumentCommands, Reply, Request, Result
 from streamtrain.sandbox.mongo.cursors import Cursors
@@ -35,11 +36,14 @@ class DisconnectError(Exception):
 
 
 class Dispatcher:
-    def __init__(self, engine: Engine, *, address: str, replica_set: str | None) -> None:
+    def __init__(self, engine: Engine, *, address: str, replica_set: str | None, users: Sequence[User] = ()) -> None:
         self.engine = engine
         self.cursors = Cursors()
         self.faults = Faults()
-        self.deployment = DeploymentCommands(engine, self.cursors, address=address, replica_set=replica_set)
+        self._authentication = Authentication(users)
+        self.deployment = DeploymentCommands(
+            engine, self.cursors, address=address, replica_set=replica_set, mechanisms=self._authentication.mechanisms
+        )
         self._replica_set = replica_set
         self._sessions = Sessions(engine, replica_set=replica_set is not None)
         documents = DocumentCommands(engine, self.cursors, replica_set=replica_set is not None)
@@ -50,6 +54,9 @@ class Dispatcher:
             "commitTransaction": self._sessions.commit,
             "abortTransaction": self._sessions.abort,
             "endSessions": self._end_sessions,
+            "saslStart": lambda request: self._authentication.start(request.peer, request.body),
+            "saslContinue": lambda request: self._authentication.proceed(request.peer, request.body),
+            "connectionStatus": self._connection_status,
             "sandboxFault": self._set_fault,
             "sandboxCutOplog": self._cut_oplog,
             "replSetStepDown": self._step_down,
@@ -62,9 +69,9 @@ class Dispatcher:
             if future is not None and not future.done() and any(map(stream.sees, namespaces)):
                 future.set_result(None)
 
-    def run(self, message: Message) -> bytes | Awaitable[bytes]:
+    def run(self, message: Message, peer: Peer) -> bytes | Awaitable[bytes]:
         """The reply's document, at once or awaited. Raises DisconnectError."""
-        request = _request(message)
+        request = _request(message, peer)
         faults = self.faults.take(request.name, f"{request.db}.{request.body[request.name]}")
         if faults:
             return self._run_with(faults, request)
@@ -94,6 +101,7 @@ class Dispatcher:
                 raise CommandError(59, f"no such command: '{request.name}'")
             if not self.deployment.primary and (request.name in WRITES or request.name == "commitTransaction"):
                 raise CommandError(10107, "not primary")
+            self._authentication.check(request.peer, request.name, request.db)
             answered = self._sessions.begin(request)
             if answered is not None:
                 failed = False
@@ -162,6 +170,12 @@ class Dispatcher:
             ts,
         )
 
+    def _connection_status(self, request: Request) -> Reply:
+        shown = self._authentication.status(request.peer)
+        if request.body.get("showPrivileges"):
+            shown["authenticatedUserPrivileges"] = []
+        return {"authInfo": shown, "ok": 1.0}
+
     # --- the sandbox's own commands ---
 
     def _set_fault(self, request: Request) -> Reply:
@@ -189,9 +203,9 @@ class Dispatcher:
         return {"ok": 1.0}
 
 
-def _request(message: Message) -> Request:
+def _request(message: Message, peer: Peer) -> Request:
     body = raw.decode(message.body)
     if "$query" in body:
         body = body["$query"]
     name = next(iter(body), "")
-    return Request(name, body.get("$db", "admin"), body, message.sequences)
+    return Request(name, body.get("$db", "admin"), body, message.sequences, peer)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Sequence
 from pathlib import Path
 
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.sandbox.mongo import wire
+from streamtrain.sandbox.mongo.authentication import Peer, User
 from streamtrain.sandbox.mongo.dispatch import DisconnectError, Dispatcher
 from streamtrain.sandbox.mongo.engine import open_engine
 from streamtrain.sandbox.mongo.expiry import expire
@@ -22,7 +23,8 @@ HIGH_WATER = 64 * 1024 * 1024
 
 
 class SandboxMongo:
-    """A server in the running event loop. `data_file` makes it durable, `replica_set=None` a standalone mongod."""
+    """A server in the running event loop. `data_file` makes it durable, `replica_set=None` a standalone
+    mongod, `users` one that asks for a password."""
 
     def __init__(
         self,
@@ -33,11 +35,13 @@ class SandboxMongo:
         replica_set: str | None = "rs0",
         oplog_bytes: int = OPLOG_BYTES,
         fsync: bool = False,
+        users: Sequence[User] = (),
         clock: Clock | None = None,
     ) -> None:
         self._host, self._port, self._replica_set = host, port, replica_set
         self._clock = clock or SystemClock()
         self._data_file, self._oplog_bytes, self._fsync = data_file, oplog_bytes, fsync
+        self._users = tuple(users)
         self._server: asyncio.Server | None = None
         self._housekeeping: asyncio.Task[None] | None = None
         self._dispatcher: Dispatcher | None = None
@@ -51,7 +55,7 @@ class SandboxMongo:
         engine = open_engine(
             time=self._clock.time, data_file=self._data_file, oplog_bytes=self._oplog_bytes, fsync=self._fsync
         )
-        self._dispatcher = Dispatcher(engine, address=self.address, replica_set=self._replica_set)
+        self._dispatcher = Dispatcher(engine, address=self.address, replica_set=self._replica_set, users=self._users)
         self._housekeeping = asyncio.create_task(self._keep_house())
 
     async def stop(self) -> None:
@@ -140,6 +144,7 @@ class _Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._buffer = bytearray()
         self._number = 0
+        self._peer = Peer()
         self.task: asyncio.Task[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -180,7 +185,7 @@ class _Connection(asyncio.Protocol):
 
     def _answer(self, message: wire.Message) -> None:
         try:
-            reply = self._server.dispatcher.run(message)
+            reply = self._server.dispatcher.run(message, self._peer)
         except DisconnectError:
             self.close()
             return
