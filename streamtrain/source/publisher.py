@@ -284,7 +284,7 @@ class Publisher:
             waiting.append((batch, partition if record else None, future))
 
         saved = producer.create_batch()
-        saved.append(timestamp=None, key=position.stream.encode(), value=positions.encode(position))
+        saved.append(timestamp=None, key=self._source.encode(), value=positions.encode(position))
         await send(saved, specs.positions.name, 0)
         for letters in _dead_letters(batches.unfit, producer.create_batch):
             await send(letters, specs.dead_letters.name, 0)
