@@ -56,12 +56,6 @@ def test_every_command_in_the_docs_exists(page: str) -> None:
                 assert option.partition("=")[0] in told, words
 
 
-@pytest.mark.parametrize("page", PAGES)
-def test_links_between_the_pages_lead_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)#:]+)\)", (ROOT / page).read_text()):
-        assert ((ROOT / page).parent / target).exists(), target
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A directory as a reader of the README has it, with free ports in place of the usual ones."""
