@@ -18,7 +18,6 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,13 +26,10 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from pymongo import AsyncMongoClient
 
-from streamtrain import __version__, config, connections, logs, metrics, overview, settings_file, state_store, topics
+from streamtrain import __version__, connections, logs, metrics, overview, settings_file, state_store
 from streamtrain.artifacts import open_store
 from streamtrain.clock import Clock, SystemClock
-from streamtrain.control.controller import Controller
-from streamtrain.control.launcher.local import LocalLauncher
 from streamtrain.control.lease import Lease, LeaseState
-from streamtrain.control.machine import Phase
 from streamtrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -42,17 +38,13 @@ from streamtrain.errors import (
     FencedError,
     ModelError,
     StreamtrainError,
-    WorkerFailedError,
 )
+from streamtrain.job_part import JobPart
 from streamtrain.observe.admin import Admin, RetrainFrom
-from streamtrain.observe.report import JobReport
 from streamtrain.registry.store import ManifestStore
 from streamtrain.settings_file import Loaded
 from streamtrain.source.status import SourceStatus
 from streamtrain.source_part import SourcePart
-from streamtrain.topic_admin import TopicSpec, ensure_topics
-from streamtrain.types import RoundReport
-from streamtrain.window.planner import plan
 
 SOURCE_STOP_S = 45.0  # a publisher's transaction has its own deadline below this
 JOB_DRAIN_S = 120.0  # rounds in flight, a save and its commit
@@ -84,11 +76,8 @@ class Daemon:
         self._error: StreamtrainError | None = None
         self._lease: Lease | None = None
         self._sources: dict[str, SourcePart] = {}
-        self._controllers: dict[str, Controller] = {}
+        self._jobs = {job.name: JobPart(job=job, clock=clock) for job in self._settings.jobs}
         self._crashes: dict[str, str] = {}
-        self._reports = {
-            job.name: JobReport(job=job.name, labels=job.schema_().labels, clock=clock) for job in self._settings.jobs
-        }
 
     async def run(self) -> int:
         """Until a signal, or until a part says that the daemon may not go on: then its error is raised, after
@@ -167,12 +156,19 @@ class Daemon:
         jobs = [
             asyncio.create_task(
                 self._guard(
-                    f"job {job.name}",
-                    self._run_job(job, lease, manifests, artifacts, work_dir),
-                    started=partial(self._controllers.__contains__, job.name),
+                    f"job {name}",
+                    part.run(
+                        source=self._sources[part.job.source],
+                        kafka=settings.kafka,
+                        manifests=manifests,
+                        lease=lease,
+                        artifacts=artifacts,
+                        work_dir=work_dir,
+                    ),
+                    started=partial(getattr, part, "started"),
                 )
             )
-            for job in settings.jobs
+            for name, part in self._jobs.items()
         ]
         try:
             await self._stop.wait()
@@ -186,56 +182,19 @@ class Daemon:
                 await part.close()
             store.close()
 
-    async def _run_job(
-        self,
-        job: config.Job,
-        lease: Lease,
-        manifests: ManifestStore,
-        artifacts: Mapping[str, Any],
-        work_dir: Path,
-    ) -> None:
-        kafka = self._settings.kafka
-        topic = await self._sources[job.source].topic()
-        dead_letters = TopicSpec(
-            topics.dead_letter_topic(kafka.topic_prefix, job.name),
-            1,
-            {"cleanup.policy": "delete", "retention.ms": str(round(kafka.retention * 1000))},
-        )
-        await ensure_topics(kafka, [dead_letters])
-        controller = Controller(
-            job=job,
-            kafka=kafka,
-            topic=topic.name,
-            topic_epoch=topic.epoch,
-            partitions=topic.partitions,
-            dead_letter_topic=dead_letters.name,
-            offsets=topic.offsets,
-            plan=plan,
-            manifests=manifests,
-            lease=lease,
-            launcher=LocalLauncher(job=job.name),
-            artifacts=artifacts,
-            work_dir=work_dir,
-            clock=self._clock,
-            actions=(self._on_round,),
-        )
-        self._controllers[job.name] = controller
-        await controller.run()
-
     async def _drain(self, sources: Sequence[asyncio.Task[None]], jobs: Sequence[asyncio.Task[None]]) -> None:
         log.info("draining", sources=len(sources), jobs=len(jobs))
         for part in self._sources.values():
             part.source.stop()
         if sources:
             await asyncio.wait(sources, timeout=SOURCE_STOP_S)
-        for name, job in zip(self._reports, jobs, strict=True):
-            controller = self._controllers.get(name)
-            if controller is None:
-                job.cancel()
+        for job, task in zip(self._jobs.values(), jobs, strict=True):
+            if not job.started:
+                task.cancel()
             elif isinstance(self._error, FencedError):
-                controller.halt()
+                job.halt()
             else:
-                controller.drain()
+                job.drain()
         if jobs:
             _done, late = await asyncio.wait(jobs, timeout=JOB_DRAIN_S)
             if late:
@@ -340,29 +299,17 @@ class Daemon:
     async def _export(self) -> None:
         """Gauges of what nobody reports: they are read off the parts."""
         unready = self.not_ready()
-        for part in ("daemon", "lease", *(f"source {n}" for n in self._sources), *(f"job {n}" for n in self._reports)):
+        for part in ("daemon", "lease", *(f"source {n}" for n in self._sources), *(f"job {n}" for n in self._jobs)):
             metrics.READY.labels(part).set(part not in unready)
-        for name, controller in self._controllers.items():
-            status = controller.status()
-            self._reports[name].on_backlog(
-                backlog=status.backlog, oldest_untrained_s=status.oldest_untrained_s, retention=status.retention
-            )
+        for job in self._jobs.values():
+            job.export()
         self._end_without_models()
 
     def _end_without_models(self) -> None:
         """Without a single model that can be built there is nothing to go on for."""
-        broken = [
-            controller.error
-            for controller in self._controllers.values()
-            if controller.status().phase is Phase.PAUSED
-            and isinstance(controller.error, WorkerFailedError)
-            and controller.error.kind == ModelError.__name__
-        ]
-        if broken and len(broken) == len(self._settings.jobs):
+        broken = [error for job in self._jobs.values() if (error := job.model_error) is not None]
+        if broken and len(broken) == len(self._jobs):
             self._fail(ModelError(broken[0].message, hint=broken[0].hint))
-
-    def _on_round(self, job: str, report: RoundReport) -> None:
-        self._reports[job].on_round(report)
 
     # ------------------------------------------------------------------ the admin endpoint's subject
 
@@ -372,7 +319,7 @@ class Daemon:
         )
 
     def jobs(self) -> Sequence[str]:
-        return tuple(self._reports)
+        return tuple(self._jobs)
 
     def not_ready(self) -> Mapping[str, str]:
         return overview.not_ready(self._process(), self._source_states(), self._job_views())
@@ -381,10 +328,7 @@ class Daemon:
         return overview.stuck(self._process(), self._job_views())
 
     async def retrain(self, job: str, *, start: RetrainFrom) -> Mapping[str, Any]:
-        controller = self._controllers.get(job)
-        if controller is None:
-            raise StreamtrainError(f"job {job} has not begun yet", hint="/readyz says what it waits for")
-        lineage = controller.retrain(from_scratch=start == "scratch")
+        lineage = self._jobs[job].retrain(from_scratch=start == "scratch")
         return {"job": job, "from": start, "lineage": lineage}
 
     def _process(self) -> overview.Process:
@@ -404,17 +348,4 @@ class Daemon:
         return {name: part.status(crash=self._crashes.get(f"source {name}")) for name, part in self._sources.items()}
 
     def _job_views(self) -> dict[str, overview.JobView]:
-        return {job.name: self._job_view(job) for job in self._settings.jobs}
-
-    def _job_view(self, job: config.Job) -> overview.JobView:
-        controller = self._controllers.get(job.name)
-        crash = self._crashes.get(f"job {job.name}", "")
-        status = controller.status() if controller is not None else None
-        if status is not None and crash:
-            status = replace(status, phase=Phase.STOPPED, reason=crash)
-        return overview.JobView(
-            source=job.source,
-            status=status,
-            reason=crash or f"waits for source {job.source}",
-            report=self._reports[job.name].summary(),
-        )
+        return {name: part.view(crash=self._crashes.get(f"job {name}")) for name, part in self._jobs.items()}
