@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Sequence
 
 import bson
+import bson.errors
 
 from streamtrain.sandbox.mongo import raw
 from streamtrain.sandbox.mongo.authentication import Authentication, Peer, User
@@ -25,6 +27,19 @@ WRITES = frozenset(("insert", "update", "delete", "findAndModify", "create", "dr
 _SIGNATURE = raw.embedded(
     b"signature", raw.document(b"\x05hash\x00\x14\x00\x00\x00\x00" + bytes(20), b"\x12keyId\x00" + raw.INT64.pack(0))
 )
+
+
+MALFORMED = (
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+    re.error,
+    bson.errors.BSONError,
+)
+"""What handlers run into with commands that have no sense."""
 
 
 class DisconnectError(Exception):
@@ -114,6 +129,8 @@ class Dispatcher:
             return self._finished(request, result)
         except CommandError as error:
             return self._stamped(error.reply())
+        except MALFORMED as error:
+            return self._stamped(_malformed(error).reply())
         finally:
             self._sessions.leave(failed=failed)
             self.engine.flush()
@@ -157,6 +174,8 @@ class Dispatcher:
             return self._stamped(await result)
         except CommandError as error:
             return self._stamped(error.reply())
+        except MALFORMED as error:
+            return self._stamped(_malformed(error).reply())
 
     def _stamped(self, reply: Reply) -> bytes:
         data = reply if isinstance(reply, bytes) else raw.encode(reply)
@@ -201,6 +220,10 @@ class Dispatcher:
     def _end_sessions(self, request: Request) -> Reply:
         self._sessions.end(request)
         return {"ok": 1.0}
+
+
+def _malformed(error: Exception) -> CommandError:
+    return CommandError(9, f"the command could not be understood: {type(error).__name__}: {error}")
 
 
 def _request(message: Message, peer: Peer) -> Request:

@@ -18,7 +18,7 @@ HOUSE_INTERVAL = 1.0
 NOOP_INTERVAL = 10.0
 """Seconds between the no-op entries that move the cluster time on while nobody writes, as on a real primary."""
 CURSOR_TIMEOUT = 600.0
-OPLOG_BYTES = 512 * 1024 * 1024
+OPLOG_BYTES = 256 * 1024 * 1024
 HIGH_WATER = 64 * 1024 * 1024
 
 

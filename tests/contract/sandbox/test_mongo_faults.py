@@ -128,3 +128,44 @@ def test_garbage_on_a_connection_closes_only_that_connection(
             connection.sendall(garbage)
             assert connection.recv(100) == b""
     client.admin.command("ping")
+
+
+MALFORMED: list[Document] = [
+    {"update": "c", "updates": [{}]},
+    {"update": "c", "updates": [{"q": 5, "u": {"$set": {"a": 1}}}], "upsert": True},
+    {"delete": "c", "deletes": [{"limit": 1}]},
+    {"insert": 5, "documents": [{}]},
+    {"insert": "", "documents": [{}]},
+    {"find": "c", "filter": {"a": {"$in": 5}}},
+    {"find": "c", "filter": {"a": {"$regex": "("}}},
+    {"find": "c", "sort": 5},
+    {"find": "c", "projection": {"a": 1, "b": 0}},
+    {"aggregate": "c", "pipeline": [5], "cursor": {}},
+    {"aggregate": "c", "pipeline": [{"$group": {}}], "cursor": {}},
+    {"aggregate": "c", "pipeline": [{"$changeStream": {"startAtOperationTime": 5}}], "cursor": {}},
+    {"aggregate": "c", "pipeline": [{"$changeStream": {"resumeAfter": 5}}], "cursor": {}},
+    {"getMore": "text", "collection": "c"},
+    {"createIndexes": "c", "indexes": [{"name": "x"}]},
+    {"findAndModify": "c", "query": {}, "update": [{"$set": 5}], "upsert": True},
+    {"commitTransaction": 1},
+    {"renameCollection": "a.b"},
+]
+
+
+@pytest.mark.parametrize("command", MALFORMED, ids=str)
+def test_a_senseless_command_is_an_error_and_the_connection_lives_on(
+    client: MongoClient[Document], command: Document
+) -> None:
+    client.air.c.insert_one({"_id": 1, "a": "text"})
+    assert code_of(client, command) is not None
+    assert client.air.c.count_documents({}) == 1
+
+
+def code_of(client: MongoClient[Document], command: Document) -> int | None:
+    """The code of the error that a command is answered with, as a whole or for its one write."""
+    try:
+        reply = client.air.command(command)
+    except OperationFailure as error:
+        return error.code
+    code: int = reply["writeErrors"][0]["code"]
+    return code
