@@ -70,7 +70,7 @@ def apply_operators(document: dict[str, Any], spec: Mapping[str, Any], scope: Sc
 
 def path_order(path: str) -> list[tuple[int, int, str]]:
     """The order in which the server applies changes: by path, positions as numbers."""
-    return [(0, int(part), "") if part.isdigit() else (1, 0, part) for part in path.split(".")]
+    return [(0, int(part), "") if values.is_position(part) else (1, 0, part) for part in path.split(".")]
 
 
 def _refuse_conflicts(paths: list[str]) -> None:
@@ -109,7 +109,7 @@ def _value_at(document: Any, parts: list[str]) -> Any:
         if isinstance(document, Mapping):
             document = document.get(part, MISSING)
         elif isinstance(document, list):
-            document = document[int(part)] if part.isdigit() and int(part) < len(document) else MISSING
+            document = document[int(part)] if values.is_position(part) and int(part) < len(document) else MISSING
         else:
             return MISSING
     return document
@@ -131,7 +131,7 @@ def _set_member(container: Any, part: str, value: Any, above: list[str]) -> None
     if isinstance(container, dict):
         container[part] = value
         return
-    if not part.isdigit():
+    if not values.is_position(part):
         raise _not_viable(part, above[-1], container)
     index = int(part)
     container.extend([None] * (index + 1 - len(container)))
@@ -164,7 +164,7 @@ def _remove(document: Any, parts: list[str]) -> bool:
     if isinstance(holder, dict) and parts[-1] in holder:
         del holder[parts[-1]]
         return True
-    if isinstance(holder, list) and parts[-1].isdigit() and int(parts[-1]) < len(holder):
+    if isinstance(holder, list) and values.is_position(parts[-1]) and int(parts[-1]) < len(holder):
         holder[int(parts[-1])] = None
         return True
     return False

@@ -131,6 +131,11 @@ def _get(value: Any, parts: list[str]) -> Any:
     return value
 
 
+def is_position(part: str) -> bool:
+    """Whether a part of a path can name a member of an array."""
+    return part.isascii() and part.isdigit()
+
+
 def leaves(value: Any, parts: list[str]) -> Iterator[Any]:
     """The values at a path as queries see them: arrays are entered, by position and by member; MISSING if none."""
     if not parts:
@@ -140,7 +145,7 @@ def leaves(value: Any, parts: list[str]) -> Iterator[Any]:
         yield from leaves(value.get(parts[0], MISSING), parts[1:])
     elif isinstance(value, list):
         found = False
-        if parts[0].isdigit() and int(parts[0]) < len(value):
+        if is_position(parts[0]) and int(parts[0]) < len(value):
             found = True
             yield from leaves(value[int(parts[0])], parts[1:])
         for item in value:
