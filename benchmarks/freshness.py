@@ -73,6 +73,7 @@ def main() -> None:
                 "daemon_rss_mib": round(rss, 1),
                 "load_average": [round(load, 1) for load in psutil.getloadavg()],
                 "targets": TARGETS,
+                "note": "wall time; other load of the machine shows in it, see load_average",
             }
         )
 

@@ -72,5 +72,5 @@ def max_rss_mib() -> float:
 
 
 def report(result: Mapping[str, Any]) -> None:
-    json.dump({**result, "note": NOTE}, sys.stdout, indent=2)
+    json.dump({"note": NOTE, **result}, sys.stdout, indent=2)
     print()
