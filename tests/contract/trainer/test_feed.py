@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import bson
@@ -17,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from streamtrain import config, topics
 from streamtrain.clock import SystemClock
 from streamtrain.errors import ContinuityError, EnvelopeError, KafkaError, OffsetError, WorkerError
+from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.source import envelope
 from streamtrain.source.publisher import Publisher
 from streamtrain.topic_admin import TopicSpec, ensure_topics
@@ -426,6 +428,21 @@ async def test_a_topic_that_does_not_exist_is_named(
         feeding(kafka_config, topic=f"{kafka_config.topic_prefix}.none.such"),
     ):
         pass
+
+
+async def test_a_broker_that_restarts_is_read_on(tmp_path: Path) -> None:
+    with KafkaBroker(directory=tmp_path) as broker:
+        kafka = config.Kafka(bootstrap_servers=broker.bootstrap_servers, topic_prefix="restart")
+        ends = await write(kafka, [[event(n, good(n)) for n in range(first, first + 50)] for first in (0, 50, 100)])
+        rounds = rounds_to(kafka, ends, cuts=3)
+        with feeding(kafka) as feed:
+            taken = take(feed, rounds[:2])
+            broker.stop()
+            feed.submit(rounds[2])
+            feed.submit(rounds[3])
+            broker.start()
+            taken += [feed.next(), feed.next()]
+    assert sorted(learned_numbers(taken)) == list(range(150))
 
 
 async def test_a_closed_feed_leaves_no_thread(kafka_config: config.Kafka) -> None:
