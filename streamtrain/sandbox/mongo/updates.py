@@ -16,6 +16,8 @@ from streamtrain.sandbox.mongo.values import MISSING
 _OPERATORS = ("$set", "$unset", "$inc", "$mul", "$min", "$max", "$rename", "$setOnInsert", "$currentDate", "$push",
               "$addToSet", "$pop", "$pull", "$pullAll", "$bit")  # fmt: skip
 
+MAX_BACKFILL = 1_500_000
+
 
 @dataclass(slots=True)
 class Description:
@@ -134,6 +136,8 @@ def _set_member(container: Any, part: str, value: Any, above: list[str]) -> None
     if not values.is_position(part):
         raise _not_viable(part, above[-1], container)
     index = int(part)
+    if index - len(container) > MAX_BACKFILL:
+        raise CommandError(2, f"can't backfill more than {MAX_BACKFILL} elements")
     container.extend([None] * (index + 1 - len(container)))
     container[index] = value
 
