@@ -9,9 +9,10 @@ from collections import deque
 from streamtrain.source.change_stream import Batch
 
 MOST_EVENTS = 2_000  # of one reply: more would keep the event loop busy for too long
+REPLY_BYTES = 4 * 1024**2  # of one reply: each of its bytes is copied a few times on its way
 EXPECTED_EVENT_BYTES = 16 * 1024  # until events have been seen
 EVENT_OVERHEAD_BYTES = 400  # of an event's objects, beside its bytes
-_FORGET = 0.9
+_REMEMBER = 0.7
 
 
 class Prefetch:
@@ -40,14 +41,15 @@ class Prefetch:
         """Waits until another reply may be read; returns how many events to ask for."""
         while self._held > self._limit // 2:
             await self._change()
-        return max(1, min(MOST_EVENTS, int(self._limit / 2 / (self._event_bytes + EVENT_OVERHEAD_BYTES))))
+        wanted = min(self._limit // 2, REPLY_BYTES) / (self._event_bytes + EVENT_OVERHEAD_BYTES)
+        return max(1, min(MOST_EVENTS, int(wanted)))
 
     def put(self, batch: Batch) -> None:
         count = len(batch.changes)
         if count:
             # Large events are believed at once, that they have gone only after a while.
             mean = batch.size / count
-            self._event_bytes = max(mean, self._event_bytes * _FORGET + mean * (1 - _FORGET))
+            self._event_bytes = max(mean, self._event_bytes * _REMEMBER + mean * (1 - _REMEMBER))
         self._batches.append(batch)
         self._held += _cost(batch)
         self._changed.set()

@@ -34,7 +34,7 @@ def advance(position: Position, batches: Sequence[Batch]) -> Position:
         return position
     time = max(position.cluster_time, change.cluster_time if change else 0, token_time(token) or 0)
     target = replace(position, kind=kind, token=token, last_token=last_token, cluster_time=time)
-    return target if may_follow(target, position) else position
+    return target if change is not None or may_follow(target, position) else position
 
 
 class Progress:

@@ -233,7 +233,7 @@ class Source:
         while batches := await queue.take(records=TRANSACTION_RECORDS, size=TRANSACTION_BYTES):
             changes = batches[0].changes if len(batches) == 1 else [c for batch in batches for c in batch.changes]
             position = advance(self._progress.position, batches)
-            if position != self._progress.position:
+            if changes or position != self._progress.position:
                 try:
                     saved = await self._publisher.publish(changes, position)
                 except (KafkaError, AiokafkaError, TimeoutError, OSError) as error:
