@@ -7,14 +7,14 @@ import json
 from typing import Any, Literal
 
 from streamtrain.config import Admin
-from streamtrain.errors import AuthenticationError, ConfigError, DependencyError, StreamtrainError
+from streamtrain.errors import AuthenticationError, DependencyError, StreamtrainError, UsageError
 
 TIMEOUT_S = 10.0
 
 
 class AdminClient:
     """address: host:port. Raises DependencyError when nothing answers there, AuthenticationError when the token
-    is refused, ConfigError for a job that does not exist, StreamtrainError for what the daemon refuses now."""
+    is refused, UsageError for a job that does not exist, StreamtrainError for what the daemon refuses now."""
 
     def __init__(self, *, address: str, token: str | None) -> None:
         host, _, port = address.rpartition(":")
@@ -62,5 +62,5 @@ def _error(status: int, detail: str) -> StreamtrainError:
     if status in (http.client.UNAUTHORIZED, http.client.FORBIDDEN):
         return AuthenticationError(f"the daemon refused: {detail}", hint="set admin.token, or admin.token_file")
     if status in (http.client.NOT_FOUND, http.client.UNPROCESSABLE_ENTITY):
-        return ConfigError(detail)
+        return UsageError(detail)
     return StreamtrainError(detail)

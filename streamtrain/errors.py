@@ -1,6 +1,7 @@
 """Every error that streamtrain raises on purpose, and the exit code that each ends the process with.
 
 StreamtrainError                 70  internal: should not happen, report it
+├── UsageError                    2  the command line asks for something that cannot be
 ├── ConfigError                  78  the configuration is wrong; says file:line:column where it can
 │   ├── SettingsError            78  problems of the settings file, all at once, each with its place
 │   └── ModelError               78  the user's model function raises or does not return a keras.Model
@@ -47,6 +48,10 @@ class StreamtrainError(Exception):
 
     def __str__(self) -> str:
         return f"{self.message}\n  hint: {self.hint}" if self.hint else self.message
+
+
+class UsageError(StreamtrainError):
+    exit_code = EXIT_USAGE
 
 
 class ConfigError(StreamtrainError):

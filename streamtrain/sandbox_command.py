@@ -30,9 +30,12 @@ def up(*, mongo_port: int, kafka_port: int, data: str | None, json: bool) -> int
         folder = Path(data) if data else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamtrain-")))
         (folder / "kafka").mkdir(parents=True, exist_ok=True)
         broker = stack.enter_context(KafkaBroker(directory=folder / "kafka", port=kafka_port or None))
-        mongo = MongoProcess(port=mongo_port, data_file=folder / "mongo.log")
-        mongo.start()
+        mongo = MongoProcess(port=mongo_port, data_file=folder / "mongodb")
         stack.callback(mongo.stop)
+        try:
+            mongo.start()
+        except RuntimeError as error:
+            raise DependencyError(str(error), hint="its own message is above") from error
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, end)
         addresses = {"mongodb": mongo.uri, "kafka": broker.bootstrap_servers, "data": str(folder) if data else None}

@@ -6,15 +6,11 @@ import math
 from dataclasses import dataclass
 
 from streamtrain.config import parse_duration
-from streamtrain.errors import EXIT_USAGE, StreamtrainError
+from streamtrain.errors import UsageError
 
 PARTITIONS = 8
 MAX_RATE = 20_000
 MAX_DURATION_S = 3600.0
-
-
-class UsageError(StreamtrainError):
-    exit_code = EXIT_USAGE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
