@@ -60,6 +60,8 @@ class Session:
         """Raises StreamtrainError when a server, the daemon or the job fails. Ends everything it started, also
         when it is cancelled."""
         async with AsyncExitStack() as stack:
+            self._reporter.step("reading the flights of 2013")
+            table = await asyncio.to_thread(load_flights)
             self._reporter.step("starting MongoDB and Kafka")
             servers = stack.enter_context(Servers(directory=self._directory))
             client: AsyncMongoClient[dict[str, Any]] = AsyncMongoClient(servers.mongo)
@@ -70,7 +72,6 @@ class Session:
             )
             daemon = await self._start_daemon(servers)
             try:
-                table = await asyncio.to_thread(load_flights)
                 await self._wait_for_training(daemon)
                 trimmer = await self._trimmer(stack, servers, manifests)
                 async with _beside(self._trim_now_and_then(trimmer)):

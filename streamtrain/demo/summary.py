@@ -96,17 +96,18 @@ def render_summary(summary: Summary) -> RenderableType:
         "", f"{summary.inserts:,} flights left, {summary.updates:,} landed, {summary.deletes:,} were cancelled"
     )
     facts.add_row("learned", _learned(summary))
-    facts.add_row("first", f"document learned {seconds(summary.first_learned_s)} after the start")
-    facts.add_row(
-        "freshness", f"median {seconds(job.freshness_p50_s)}, p99 {seconds(job.freshness_p99_s)} from write to gradient"
-    )
+    if summary.first_learned_s is not None:
+        facts.add_row("first", f"document learned {seconds(summary.first_learned_s)} after the start")
+    if job.freshness_p50_s is not None:
+        quantiles = f"median {seconds(job.freshness_p50_s)}, p99 {seconds(job.freshness_p99_s)}"
+        facts.add_row("freshness", f"{quantiles} from write to gradient")
     if summary.kept is not None:
         facts.add_row("kept", Text(summary.kept, overflow="fold"))
     if summary.checkpoint is not None:
         facts.add_row("checkpoint", Text(summary.checkpoint, overflow="fold"))
     style = "green" if summary.complete else "yellow"
     return Panel(
-        Group(facts, Text(), error_table(summary.comparison)),
+        Group(facts, Text(), error_table(summary.comparison)) if summary.comparison.labels else facts,
         title="[bold]what it learned[/]",
         title_align="left",
         box=ROUNDED,
@@ -118,6 +119,8 @@ def render_summary(summary: Summary) -> RenderableType:
 
 def _learned(summary: Summary) -> str:
     job = summary.job
+    if not summary.updates:
+        return "nothing: no flight landed within so few writes"
     if summary.complete:
         return f"all {job.learned:,} flights that landed, each once, in {job.rounds:,} rounds"
     return f"{job.learned:,} of {summary.updates:,} flights that landed, in {job.rounds:,} rounds"
