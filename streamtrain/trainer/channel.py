@@ -22,7 +22,11 @@ def connect(address: str) -> socket.socket:
     try:
         if address.startswith(_UNIX):
             connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            connection.connect(address.removeprefix(_UNIX))
+            try:
+                connection.connect(address.removeprefix(_UNIX))
+            except OSError:
+                connection.close()
+                raise
             return connection
         host, _, port = address.rpartition(":")
         return socket.create_connection((host, int(port)))

@@ -43,10 +43,10 @@ def state_bytes(model: JobModel, *, rank: int) -> bytes:
 def restore_state(model: JobModel, path: Path, *, rank: int) -> None:
     """Raises ModelError when the file belongs to another model, ArtifactError when it is no such file."""
     try:
-        with np.load(path, allow_pickle=False) as stored:
+        with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
         meta = json.loads(arrays.pop(_META).tobytes())
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise ArtifactError(f"{path.name} is not a saved state: {error}") from error
     if meta["format"] > FORMAT:
         raise ArtifactError(

@@ -3,6 +3,7 @@ adapter. Whatever is wrong with a user's model is a ModelError here, before a do
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import importlib
 import json
@@ -242,7 +243,10 @@ class JobModel:
         try:
             function = keras.losses.get(wanted)
         except Exception as error:
-            raise ModelError(f"the loss of model {self._name!r} is unknown: {_told(error)}") from error
+            raise ModelError(
+                f"the loss of model {self._name!r} is unknown: {_told(error)}",
+                hint="name one of keras.losses, or give a function of y_true and y_pred",
+            ) from error
         if getattr(function, "from_logits", False) or getattr(function, "_fn_kwargs", {}).get("from_logits"):
             self.logits = True
         per_row = function.call if isinstance(function, keras.losses.Loss) else function
@@ -302,7 +306,7 @@ class JobModel:
     @property
     def seeds(self) -> list[Any]:
         """States of the random generators of dropout and its like."""
-        return [v for v in self.keras.variables if v.dtype == "uint32" and v.name.endswith("seed_generator_state")]
+        return [v for v in self.keras.variables if v.name.endswith("seed_generator_state")]
 
     def part_seeds(self, rank: int) -> None:
         """Gives each rank masks of its own."""
@@ -326,9 +330,9 @@ class JobModel:
 
 def _optimizer_config(wanted: Mapping[str, Any]) -> dict[str, Any]:
     """{class_name, config}, or flat: {class_name or name: Adam, learning_rate: ...}."""
-    if "config" in wanted:
-        return dict(wanted)
-    options = dict(wanted)
+    options = copy.deepcopy(dict(wanted))  # Keras takes it apart
+    if "config" in options:
+        return options
     return {"class_name": options.pop("class_name", None) or options.pop("name", "adam"), "config": options}
 
 

@@ -20,6 +20,7 @@ from streamtrain.trainer.rows import RoundRows, Rows
 from streamtrain.types import Round, RoundCounts
 
 PARTITIONS = 5
+BATCH_SIZE = 96
 WORDS = [b"a", b"bc", "é".encode(), b"", b"long string of a category"]
 
 
@@ -79,12 +80,8 @@ def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
     return found
 
 
-def main(argument: str) -> None:
-    options = json.loads(argument)
-    rank, world = options["rank"], options["world"]
-    tf.config.threading.set_intra_op_parallelism_threads(1)
-    tf.config.threading.set_inter_op_parallelism_threads(2)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+def train(strategy: Any, options: dict[str, Any], *, rank: int, world: int, folder: Path) -> dict[str, Any]:
+    """Trains one scenario, leaves its state in `folder`, and says what the loop reported."""
     set_precision(options["dtype"])
     with strategy.scope():
         model = JobModel(job=job_of(options))
@@ -102,14 +99,27 @@ def main(argument: str) -> None:
     reports = []
     for number in range(options.get("first", 0), options["rounds"]):
         rows = [part for part in rows_of_round(number, options) if part.partition % world == rank]
-        round_ = Round(number, (), (), (), 0, 64)
+        round_ = Round(number, (), (), (), 0, BATCH_SIZE)
         reports.append(loop.run(RoundRows(round_, tuple(rows), {}, RoundCounts(), {}, {}, 0, 0)))
-    Path(options["out"]).write_bytes(state_bytes(model, rank=rank))
-    scores = {"rows": 0, "weight": 0.0, "loss": 0.0}
-    for report in reports:
-        for name in scores:
-            scores[name] += getattr(report.scores["y"], name)
-    print(json.dumps({"traces": loop.traces, "steps": sum(r.steps for r in reports), **scores}), flush=True)
+    (folder / f"{options['name']}-{world}-{rank}.npz").write_bytes(state_bytes(model, rank=rank))
+    scores = [report.scores["y"] for report in reports]
+    return {
+        "traces": loop.traces,
+        "steps": sum(report.steps for report in reports),
+        "rows": sum(score.rows for score in scores),
+        "loss": sum(score.loss for score in scores),
+    }
+
+
+def main(argument: str) -> None:
+    """argument: JSON of {rank, world, folder, scenarios}; prints a JSON line for each scenario."""
+    given = json.loads(argument)
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(2)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    for options in given["scenarios"]:
+        found = train(strategy, options, rank=given["rank"], world=given["world"], folder=Path(given["folder"]))
+        print(json.dumps(found), flush=True)
 
 
 if __name__ == "__main__":

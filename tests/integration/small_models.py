@@ -21,3 +21,10 @@ def mlp(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
     joined = keras.layers.Concatenate()([x, keras.layers.Reshape((1,))(count), embedded])
     hidden = keras.layers.Dense(16, "tanh", kernel_regularizer=keras.regularizers.L2(1e-3))(joined)
     return keras.Model([x, count, word], keras.layers.Dense(1)(hidden))
+
+
+def noisy(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
+    """Layers that behave differently in training: plain batch normalisation, and dropout with masks of its own."""
+    x = keras.Input((6,), name="x")
+    hidden = keras.layers.BatchNormalization()(keras.layers.Dense(16, "relu")(x))
+    return keras.Model(x, keras.layers.Dense(1)(keras.layers.Dropout(0.3)(hidden)))

@@ -243,16 +243,19 @@ async def test_a_model_that_raises_ends_the_group_with_its_error(kafka_config: c
 
 
 async def test_a_killed_worker_ends_the_group_and_leaves_no_process(kafka_config: config.Kafka, tmp_path: Path) -> None:
-    async with Topic(kafka_config) as topic:
+    async def learn_until_killed(found: Training) -> None:
+        pids.extend(found.group.pids)
+        await found.learn()
+        psutil.Process(pids[1]).kill()
+        while True:
+            await found.learn()
+
+    pids: list[int] = []
+    async with Topic(kafka_config) as topic, asyncio.timeout(60):
         await topic.write([{"_id": i, "slot": i, "y": 1.0} for i in range(SLOTS)])
         with pytest.raises(StreamtrainError):
             async with training(job=ledger_job(), topic=topic, folder=tmp_path, world=2) as found:
-                await found.learn()
-                pids = found.group.pids
-                psutil.Process(pids[1]).kill()
-                async with asyncio.timeout(60):
-                    while True:
-                        await found.learn()
+                await learn_until_killed(found)
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
