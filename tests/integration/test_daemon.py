@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,12 +34,12 @@ MAX_RSS = 200 * 1024**2
 class Operator:
     """The deployment, its collection, and the command line beside it."""
 
-    def __init__(self, *, deployment: Deployment, config: dict[str, Any], folder: Path, uri: str) -> None:
+    def __init__(self, *, deployment: Deployment, config: dict[str, Any], folder: Path, mongo: MongoProcess) -> None:
         self.deployment = deployment
-        self.config = config
+        self.mongo = mongo
         self.file = folder / "streamtrain.yaml"
         self.address = config["admin"]["listen"]
-        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri)
+        self.client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(mongo.uri)
         self.collection = self.client["shop"]["orders"]
         self.written = 0
 
@@ -92,7 +93,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     folder = tmp_path_factory.mktemp("daemon")
     (folder / "kafka").mkdir()
     (folder / "token").write_text(f"{SECRET}\n")
-    mongo = MongoProcess()
+    mongo = MongoProcess(data_file=folder / "mongodb")
     mongo.start()
     try:
         with KafkaBroker(directory=folder / "kafka") as broker:
@@ -121,7 +122,7 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
                 ],
             }
             deployment = Deployment(config=config, folder=folder)
-            operator = Operator(deployment=deployment, config=config, folder=folder, uri=mongo.uri)
+            operator = Operator(deployment=deployment, config=config, folder=folder, mongo=mongo)
             operator.client["shop"].create_collection("orders")
             try:
                 yield operator
@@ -163,6 +164,8 @@ def test_a_daemon_from_its_first_document_to_its_drain(operator: Operator) -> No
     )
     operator.write(300)
     operator.until(lambda: operator.job()["rows_learned"] == 800, timeout=LEARN_S, what="what came meanwhile")
+
+    _outlives_its_mongodb(operator)
 
     operator.write(200)
     assert deployment.drain() == EXIT_OK
@@ -234,6 +237,25 @@ def _reloads(operator: Operator) -> None:
         operator.until(lambda: "unknown key 'logs'" in operator.log(), timeout=LEARN_S, what="the refused reload")
     finally:
         operator.file.write_text(before)
+
+
+def _outlives_its_mongodb(operator: Operator) -> None:
+    """Not ready, but alive, while MongoDB is away; then it goes on from where it was."""
+    operator.mongo.kill()
+
+    def unready() -> bool:
+        try:
+            operator.get("/readyz")
+        except urllib.error.HTTPError as answer:
+            return "source orders: " in answer.read().decode()
+        return False
+
+    operator.until(unready, timeout=LEARN_S, what="readiness to fail")
+    assert operator.get("/livez") == "alive\n"
+    operator.mongo.start()
+    operator.write(100)
+    operator.until(lambda: operator.job()["rows_learned"] == 900, timeout=LEARN_S, what="what came afterwards")
+    operator.until(lambda: operator.status()["ready"], timeout=LEARN_S, what="readiness")
 
 
 def test_a_second_signal_ends_the_daemon_at_once(operator: Operator) -> None:
