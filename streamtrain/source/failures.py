@@ -3,7 +3,7 @@ again. A pure function; it must never take an unknown error for a lost history."
 
 from __future__ import annotations
 
-from pymongo.errors import ConfigurationError, OperationFailure, PyMongoError
+from pymongo.errors import ConfigurationError, OperationFailure
 
 from streamtrain.errors import (
     AuthenticationError,
@@ -50,17 +50,17 @@ def meaning(error: Exception, *, namespace: str) -> StreamtrainError | None:
     code = error.code
     if code in AUTHENTICATION_FAILED:
         return AuthenticationError(
-            f"MongoDB refuses the credentials for {namespace}: {_text(error)}",
+            f"MongoDB refuses the credentials for {namespace}: {text(error)}",
             hint="check user, password and authSource in the source's uri",
         )
     if code == UNAUTHORIZED:
         return PermissionMissingError(
-            f"MongoDB does not allow this user to follow {namespace}: {_text(error)}",
+            f"MongoDB does not allow this user to follow {namespace}: {text(error)}",
             hint=f"grant the actions find and changeStream on {namespace} (the role read has both)",
         )
     if error.has_error_label(RESUMABLE_LABEL) or code in RESUMABLE or code is None:
         return None
-    return _final(code, namespace, _text(error))
+    return _final(code, namespace, text(error))
 
 
 def is_known(error: Exception) -> bool:
@@ -68,21 +68,21 @@ def is_known(error: Exception) -> bool:
     return not isinstance(error, OperationFailure) or error.code in RESUMABLE or error.code is None
 
 
-def _final(code: int, namespace: str, text: str) -> StreamtrainError | None:
+def _final(code: int, namespace: str, said: str) -> StreamtrainError | None:
     if code in HISTORY_LOST:
         return HistoryLostError(
-            f"MongoDB no longer has the changes of {namespace} from the saved position on (error {code}): {text}",
+            f"MongoDB no longer has the changes of {namespace} from the saved position on (error {code}): {said}",
             hint="changes were lost; make the oplog larger (replSetResizeOplog), and give the source a new name "
             "to start afresh from now",
         )
     if code == INVALID_RESUME_TOKEN:
         return InvalidatedError(
-            f"the saved position of {namespace} is from before it was dropped or renamed (error {code}): {text}",
+            f"the saved position of {namespace} is from before it was dropped or renamed (error {code}): {said}",
             hint="give the source a new name to start afresh from now",
         )
     if code in BROKEN_TOKEN:
         return SourceError(
-            f"MongoDB does not understand the saved position of {namespace} (error {code}): {text}",
+            f"MongoDB does not understand the saved position of {namespace} (error {code}): {said}",
             hint="was the server downgraded? give the source a new name to start afresh from now",
         )
     if code == NOT_A_REPLICA_SET:
@@ -92,27 +92,28 @@ def _final(code: int, namespace: str, text: str) -> StreamtrainError | None:
         )
     if code in IMPOSSIBLE_NAMESPACE:
         return MongoError(
-            f"{namespace} has no change stream (error {code}): {text}",
+            f"{namespace} has no change stream (error {code}): {said}",
             hint="follow a collection: not a view, and none in admin, local or config",
         )
     if code in UNKNOWN_OPTION:
         return MongoError(
-            f"this MongoDB is too old for how {namespace} is followed (error {code}): {text}",
+            f"this MongoDB is too old for how {namespace} is followed (error {code}): {said}",
             hint="full_document: auto works with every server",
         )
     if code == EVENT_TOO_LARGE:
         return SourceError(
-            f"a change of {namespace} does not fit into an event of 16 MB: {text}",
+            f"a change of {namespace} does not fit into an event of 16 MB: {said}",
             hint="full_document: whenAvailable and smaller documents make smaller events",
         )
     if code == NO_POST_IMAGE:
         return SourceError(
-            f"a post-image of {namespace} has expired or was never recorded: {text}",
+            f"a post-image of {namespace} has expired or was never recorded: {said}",
             hint="full_document: whenAvailable or auto goes on without it",
         )
     return None
 
 
-def _text(error: PyMongoError) -> str:
-    """The server's own words, on one line; the driver appends the whole reply to them."""
-    return str(error).split(", full error:", 1)[0].replace("\n", " ")[:300]
+def text(error: BaseException) -> str:
+    """What an error says, on one line, without what the driver appends to the server's words."""
+    said = str(error).split(", full error:", 1)[0].split(" (configured timeouts:", 1)[0]
+    return " ".join(said.split())[:300]

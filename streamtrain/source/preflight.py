@@ -18,7 +18,7 @@ from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeou
 from streamtrain import config
 from streamtrain.errors import ConfigError, MongoError, StreamtrainError
 from streamtrain.source.change_stream import ChangeStream
-from streamtrain.source.failures import MAKE_REPLICA_SET, UNAUTHORIZED, meaning
+from streamtrain.source.failures import MAKE_REPLICA_SET, UNAUTHORIZED, meaning, text
 from streamtrain.source.identity import SHARDED, Identity, pipeline_hash
 from streamtrain.types import Position, PositionKind
 
@@ -193,7 +193,7 @@ def _unreachable(spec: config.Source, client: AsyncMongoClient[Any]) -> Streamtr
             f"MongoDB at {hosts(spec)} does not belong to the replica set that the uri names",
             hint="correct replicaSet in the source's uri (rs.status().set tells its name)",
         )
-    errors = sorted({str(server.error).split(" (configured timeouts", 1)[0] for server in servers if server.error})
+    errors = sorted({text(server.error) for server in servers if server.error})
     if any(server.server_type_name != "Unknown" for server in servers):
         return MongoError(
             f"MongoDB at {hosts(spec)} has no member that can be read from"
@@ -208,13 +208,13 @@ def _unreachable(spec: config.Source, client: AsyncMongoClient[Any]) -> Streamtr
 
 def _failed(spec: config.Source, error: PyMongoError) -> StreamtrainError:
     return MongoError(
-        f"MongoDB at {hosts(spec)} failed when source {spec.name!r} was checked: {str(error)[:300]}",
+        f"MongoDB at {hosts(spec)} failed when source {spec.name!r} was checked: {text(error)}",
         hint="try again when the server is well",
     )
 
 
-def _without(uri: str, text: str) -> str:
-    """`text` without the uri or its password."""
+def _without(uri: str, said: str) -> str:
+    """`said` without the uri or its password."""
     secret = re.search(r"://[^/?]*:([^/?]*)@", uri)
-    text = text.replace(uri, "<uri>")
-    return text.replace(secret[1], "***") if secret and secret[1] else text
+    said = said.replace(uri, "<uri>")
+    return said.replace(secret[1], "***") if secret and secret[1] else said

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import structlog
 from aiokafka.errors import KafkaError as AiokafkaError
@@ -30,7 +30,7 @@ from streamtrain.errors import (
 )
 from streamtrain.source import preflight
 from streamtrain.source.change_stream import ChangeStream
-from streamtrain.source.failures import is_known, meaning
+from streamtrain.source.failures import is_known, meaning, text
 from streamtrain.source.identity import verify
 from streamtrain.source.lookup import complete
 from streamtrain.source.prefetch import Prefetch
@@ -58,6 +58,8 @@ _STATES: dict[type[StreamtrainError], SourceState] = {
     InvalidatedError: SourceState.INVALIDATED,
 }
 
+T = TypeVar("T")
+
 log = structlog.get_logger()
 
 
@@ -76,6 +78,10 @@ class PublisherPort(Protocol):
 
 class _PublishingError(Exception):
     """Kafka's side failed (the cause tells how): what is committed must be read back before going on."""
+
+
+class _StoppedError(Exception):
+    """`stop` was called while something else was waited for."""
 
 
 class Source:
@@ -115,19 +121,19 @@ class Source:
     async def run(self) -> None:
         """Returns after `stop`. Raises DependencyError or ConfigError when it cannot start, SourceError when
         the stream cannot go on, FencedError when a newer daemon publishes; all else it retries."""
-        client = self._connect(self._spec)
         try:
-            facts = await preflight.check(self._spec, client)
-            await self._start_publishing(facts)
-            while not self._stopping.is_set():
-                await self._attempt(client, facts)
+            async with self._connect(self._spec) as client:
+                facts = await self._unless_stopped(preflight.check(self._spec, client))
+                await self._unless_stopped(self._start_publishing(facts))
+                while True:
+                    await self._attempt(client, facts)
+        except _StoppedError:
             self._progress.state(SourceState.STOPPED)
         except StreamtrainError as error:
             self._progress.state(_STATES.get(type(error), SourceState.FAILED), error.message)
             raise
         finally:
             await self._publisher.close()
-            await client.close()
 
     async def _attempt(self, client: AsyncMongoClient[Any], facts: preflight.Facts) -> None:
         """Streams until something goes wrong, and waits before the next attempt."""
@@ -141,7 +147,7 @@ class Source:
                 raise final from error
             if self._failures[MONGODB] >= UNKNOWN_ERROR_TRIES and not is_known(error):
                 raise SourceError(
-                    f"{self._namespace} cannot be followed: {error}",
+                    f"{self._namespace} cannot be followed: {text(error)}",
                     hint="MongoDB gave the same unknown error each time; look it up, or report it",
                 ) from error
             await self._back_off(error, MONGODB)
@@ -151,13 +157,22 @@ class Source:
         longest = min(BACKOFF_LONGEST_S, BACKOFF_FIRST_S * 2.0 ** (self._failures[side] - 1))
         wait = longest * self._rng.uniform(0.5, 1.0)
         self._progress.restarted(side)
-        self._progress.state(SourceState.BACKING_OFF, f"{side}: {_first_line(error)}")
-        self._log.warning("the source tries again", side=side, wait_s=round(wait, 3), error=_first_line(error))
-        async with asyncio.TaskGroup() as group:
-            waits = [group.create_task(self._clock.sleep(wait)), group.create_task(self._stopping.wait())]
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-            for task in waits:
-                task.cancel()
+        self._progress.state(SourceState.BACKING_OFF, f"{side}: {_said(error)}")
+        self._log.warning("the source tries again", side=side, wait_s=round(wait, 3), error=_said(error))
+        await self._unless_stopped(self._clock.sleep(wait))
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T:
+        """Raises _StoppedError, and cancels the work, when `stop` comes first."""
+        working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(self._stopping.wait())
+        try:
+            await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if working.done():
+                return working.result()
+            raise _StoppedError
+        finally:
+            working.cancel()
+            stopping.cancel()
+            await asyncio.gather(working, stopping, return_exceptions=True)
 
     # ------------------------------------------------------------------ the position
 
@@ -175,18 +190,16 @@ class Source:
         self._progress.resumed(replace(position, cluster=start.cluster))
 
     async def _restart_publishing(self, facts: preflight.Facts) -> None:
-        while not self._stopping.is_set():
+        while True:
             try:
-                await self._start_publishing(facts)
+                return await self._unless_stopped(self._start_publishing(facts))
             except (KafkaError, AiokafkaError, TimeoutError, OSError) as error:
                 await self._back_off(error, KAFKA)
-            else:
-                return
 
     # ------------------------------------------------------------------ streaming
 
     async def _stream(self, client: AsyncMongoClient[Any], facts: preflight.Facts) -> None:
-        """Raises what ends the stream; returns after `stop`."""
+        """Raises what ends the stream."""
         collection = client[self._spec.database][self._spec.collection]
         stream = ChangeStream(
             collection=collection,
@@ -197,11 +210,10 @@ class Source:
         queue = self._queue = Prefetch(limit=self._spec.prefetch)
         self._progress.reads_through(queue)
         try:
-            await stream.open()
+            await self._unless_stopped(stream.open())
             async with asyncio.TaskGroup() as group:
-                reading = group.create_task(self._read(stream, queue, collection))
+                group.create_task(self._read(stream, queue, collection))
                 await self._publish(queue)
-                reading.cancel()
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from failures.exceptions[0].__cause__
         finally:
@@ -229,7 +241,7 @@ class Source:
             queue.finish(error)
 
     async def _publish(self, queue: Prefetch) -> None:
-        """Publishes what the queue holds; returns after `stop`, raises what the queue ends with."""
+        """Publishes what the queue holds; raises what the queue ends with, and _StoppedError after `stop`."""
         while batches := await queue.take(records=TRANSACTION_RECORDS, size=TRANSACTION_BYTES):
             changes = batches[0].changes if len(batches) == 1 else [c for batch in batches for c in batch.changes]
             position = advance(self._progress.position, batches)
@@ -237,10 +249,11 @@ class Source:
                 try:
                     saved = await self._publisher.publish(changes, position)
                 except (KafkaError, AiokafkaError, TimeoutError, OSError) as error:
-                    raise _PublishingError(_first_line(error)) from error
+                    raise _PublishingError(_said(error)) from error
                 self._failures[KAFKA] = 0
                 self._progress.committed(saved, changes, sum(batch.size for batch in batches))
             queue.published()
+        raise _StoppedError
 
 
 def _invalidated(namespace: str, happened: str) -> InvalidatedError:
@@ -250,6 +263,5 @@ def _invalidated(namespace: str, happened: str) -> InvalidatedError:
     )
 
 
-def _first_line(error: BaseException) -> str:
-    text = str(error).split(", full error:", 1)[0].splitlines()
-    return f"{type(error).__name__}: {text[0][:200]}" if text else type(error).__name__
+def _said(error: BaseException) -> str:
+    return f"{type(error).__name__}: {text(error)}"

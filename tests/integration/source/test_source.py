@@ -8,21 +8,24 @@ from datetime import UTC, datetime
 import bson
 import pytest
 
-from streamtrain.clock import FakeClock
-from streamtrain.errors import ForeignPositionError, HistoryLostError, InvalidatedError, MongoError
+from streamtrain.clock import FakeClock, SystemClock
+from streamtrain.errors import ForeignPositionError, HistoryLostError, InvalidatedError, MongoError, SourceError
 from streamtrain.sandbox.mongo_server import ThreadedMongo
 from streamtrain.source.position_log import read_position
 from streamtrain.source.prefetch import EVENT_OVERHEAD_BYTES
 from streamtrain.source.progress import POSITION_EVERY_S
+from streamtrain.source.source import UNKNOWN_ERROR_TRIES, Source
 from streamtrain.source.status import SourceState
 from streamtrain.types import Operation, PositionKind
 from tests.fakes.publisher import MemoryPublisher
 from tests.integration.source.at_work import (
     COLLECTION,
     DATABASE,
+    PATIENCE_S,
     SOURCE,
     Writer,
     check_topic,
+    spec_of,
     streaming,
     until,
 )
@@ -263,3 +266,48 @@ async def test_it_stops_also_while_it_waits_to_try_again(mongo_server):
             mongo_server.call(lambda: mongo_server.faults.error("getMore", 10107))
             await until(lambda: source.status().state is SourceState.BACKING_OFF)
             assert "mongodb" in source.status().reason
+
+
+async def test_it_stops_also_while_its_server_is_away(mongo_process):
+    server = mongo_process()
+    with Writer(server.uri):
+        async with streaming(server.uri, publisher=MemoryPublisher()) as source:
+            server.kill()
+            await until(lambda: source.status().state is SourceState.BACKING_OFF)
+
+
+async def test_a_server_that_comes_back_is_followed_from_the_position(mongo_process, tmp_path):
+    server = mongo_process(data_file=tmp_path / "sandbox.mongo")
+    publisher = MemoryPublisher()
+    with Writer(server.uri) as writer:
+        async with streaming(server.uri, publisher=publisher) as source:
+            writer.insert({"_id": 1})
+            await until(lambda: len(publisher.events) == 1)
+            server.kill()
+            await until(lambda: source.status().state is SourceState.BACKING_OFF)
+            server.start()
+            writer.insert({"_id": 2})
+            await until(lambda: len(publisher.events) == 2)
+    assert [bson.decode(e.document)["_id"] for e in publisher.events] == [1, 2]
+
+
+class _Impatient(SystemClock):
+    """Sleeps for no time, and remembers for how long it should have."""
+
+    def __init__(self) -> None:
+        self.slept: list[float] = []
+
+    async def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+
+
+async def test_an_unknown_error_that_stays_ends_the_source_after_waits_that_grow(mongo_server):
+    clock = _Impatient()
+    with Writer(mongo_server.uri):
+        mongo_server.call(lambda: mongo_server.faults.error("getMore", 99_999, times=1_000))
+        source = Source(spec=spec_of(mongo_server.uri), publisher=MemoryPublisher(), clock=clock)
+        with pytest.raises(SourceError, match="injected"):
+            await asyncio.wait_for(source.run(), PATIENCE_S)
+    assert len(clock.slept) == UNKNOWN_ERROR_TRIES
+    assert clock.slept[-1] > 20 * clock.slept[0]
+    assert source.status().state is SourceState.FAILED
