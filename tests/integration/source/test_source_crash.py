@@ -58,18 +58,19 @@ def _run_and_kill(command: list[str], *, transactions: int) -> None:
         child.kill()
 
 
+@pytest.mark.apache
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [1, 2])
-async def test_whenever_a_source_is_killed_every_change_is_in_the_topic_once(mongo_server, kafka_config, seed):
+async def test_whenever_a_source_is_killed_every_change_is_in_the_topic_once(mongo_server, apache_kafka_config, seed):
     rng = random.Random(seed)
     command = [sys.executable, "-m", "tests.integration.source.run_source", mongo_server.uri]
-    command += [kafka_config.bootstrap_servers, kafka_config.topic_prefix]
+    command += [apache_kafka_config.bootstrap_servers, apache_kafka_config.topic_prefix]
     writing = _Writing(mongo_server.uri, seed)
-    async with streaming(mongo_server.uri, kafka=kafka_config):
+    async with streaming(mongo_server.uri, kafka=apache_kafka_config):
         pass  # from here on nothing may be missing
     with writing:
         for _ in range(KILLS):
             await asyncio.to_thread(_run_and_kill, command, transactions=rng.randrange(1, 30))
     with writing.writer as writer:
-        async with streaming(mongo_server.uri, kafka=kafka_config):
-            await check_topic(kafka_config, writer)
+        async with streaming(mongo_server.uri, kafka=apache_kafka_config):
+            await check_topic(apache_kafka_config, writer)
