@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import socket
 
 import pytest
@@ -15,7 +17,7 @@ from streamtrain.errors import (
     PermissionMissingError,
     StreamtrainError,
 )
-from streamtrain.sandbox.mongo_server import ThreadedMongo
+from streamtrain.sandbox.mongo_server import ThreadedMongo, User
 from streamtrain.source import preflight
 from streamtrain.source.preflight import Facts
 from streamtrain.source.source import Source
@@ -89,17 +91,17 @@ async def test_a_server_that_is_not_there_is_named_with_its_address():
     assert "secret" not in str(raised.value)
 
 
-# The driver's monitor of the member that it drops does not close its socket.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-async def test_a_wrong_replica_set_name_is_explained(mongo_server, database):
+def test_a_wrong_replica_set_name_is_explained(mongo_server, database):
+    uri = f"mongodb://127.0.0.1:{mongo_server.port}/?replicaSet=other&serverSelectionTimeoutMS=200"
     with pytest.raises(MongoError, match="does not belong to the replica set"):
-        await check(f"mongodb://127.0.0.1:{mongo_server.port}/?replicaSet=other&serverSelectionTimeoutMS=200")
+        asyncio.run(check(uri))
+    gc.collect()  # the driver does not close the connection to a member that it drops: complain here, not later
 
 
 @pytest.mark.parametrize(
     ("command", "code", "kind"),
     [
-        ("saslStart", 18, AuthenticationError),
         ("aggregate", 13, PermissionMissingError),
         ("aggregate", 40573, MongoError),
         ("hello", 11600, MongoError),
@@ -116,6 +118,40 @@ async def test_what_the_server_refuses_is_an_error_that_names_the_namespace(
         )
     assert type(raised.value) is kind
     assert raised.value.hint
+
+
+@pytest.fixture
+def guarded():
+    """A server that asks for passwords, with the collection."""
+    server = ThreadedMongo(
+        users=[
+            User("root", "pw"),
+            User("reader", "pw", roles=(("read", DATABASE),)),
+            User("stranger", "hunter2", roles=(("read", "elsewhere"),)),
+        ]
+    )
+    server.start()
+    with MongoClient(f"mongodb://root:pw@127.0.0.1:{server.port}/?authSource=admin") as client:
+        client[DATABASE].create_collection(COLLECTION)
+    yield f"127.0.0.1:{server.port}/?authSource=admin"
+    server.stop()
+
+
+async def test_a_user_with_the_role_read_can_follow_a_collection(guarded):
+    assert (await check(f"mongodb://reader:pw@{guarded}")).identity.collection
+
+
+async def test_a_wrong_password_is_told_and_not_shown(guarded):
+    with pytest.raises(AuthenticationError, match="credentials") as raised:
+        await check(f"mongodb://reader:hunter2@{guarded}")
+    assert "hunter2" not in str(raised.value)
+
+
+@pytest.mark.parametrize("user", ["stranger:hunter2@", ""])
+async def test_a_missing_privilege_names_the_namespace(guarded, user):
+    with pytest.raises(PermissionMissingError, match=f"{DATABASE}.{COLLECTION}") as raised:
+        await check(f"mongodb://{user}{guarded}")
+    assert "changeStream" in raised.value.hint
     assert "hunter2" not in str(raised.value)
 
 
