@@ -250,6 +250,37 @@ def test_optional_fields_and_mixed_number_types_stay_on_the_fast_way(monkeypatch
     assert len(one_by_one) < len(batch) / 10
 
 
+@pytest.mark.parametrize(
+    ("dtype", "value", "expected"),
+    [
+        (DType.FLOAT64, Int64(2**53), 2.0**53),
+        (DType.FLOAT64, Int64(2**53 + 1), "range"),
+        (DType.FLOAT64, Int64(2**63 - 1), "range"),
+        (DType.FLOAT32, Int64(2**60 + 2**40), np.float32(2.0**60 + 2.0**40)),
+        (DType.FLOAT32, 1e39, "range"),
+        (DType.FLOAT32, Decimal128("0.1"), np.float32(0.1)),
+        (DType.INT32, 2.0**31, "range"),
+        (DType.INT32, 3.5, "range"),
+        (DType.INT32, 3.0, 3),
+        (DType.INT64, -(2.0**63), -(2**63)),
+        (DType.INT64, 2.0**63, "range"),
+        (DType.INT64, Decimal128("9223372036854775807"), 2**63 - 1),
+        (DType.INT64, Decimal128("9223372036854775808"), "range"),
+        (DType.INT64, True, "type"),
+        (DType.BOOL, 1, "type"),
+        (DType.DATETIME, DatetimeMS(2**63 - 1), 2**63 - 1),
+        (DType.STRING, "\u20ac", "\u20ac".encode()),
+    ],
+)
+def test_a_value_is_exact_to_the_field_s_dtype_or_refused(dtype: DType, value: Any, expected: Any) -> None:
+    batch = [bson.encode({"x": value, "y": 1.0})] * 9
+    decoded = Decoder(Schema((Feature("x", dtype),), (LABEL,))).decode(batch)
+    if isinstance(expected, str):
+        assert set(decoded.reasons.values()) == {f"{expected}:x"}
+    else:
+        assert decoded.columns["x"].tolist() == [expected] * 9
+
+
 @pytest.mark.parametrize("dtype", [DType.INT32, DType.FLOAT32, DType.BOOL])
 def test_a_class_outside_the_label_s_range_is_refused(dtype: DType) -> None:
     schema = Schema((Feature("x", DType.FLOAT32),), (Label("y", dtype, Task.CLASSIFICATION, classes=3),))

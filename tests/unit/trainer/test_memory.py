@@ -242,6 +242,17 @@ def test_the_late_label_of_a_waiting_document_is_scored_and_counted() -> None:
     assert (fresh.records.tolist(), fresh.scored.tolist(), fresh.late) == ([0, 1], [True, False], 1)
 
 
+@pytest.mark.parametrize(("window_begin", "scored"), [(0, False), (1, True)])
+def test_a_label_that_comes_back_is_scored_only_once_its_first_has_left_the_window(
+    window_begin: int, scored: bool
+) -> None:
+    memory = new_memory()
+    key = bson.encode({"_id": 1})
+    apply(memory, [Change(0, "i", int(LABELLED), key), Change(1, "u", int(WAITING), key)])
+    memory.evict(window_begin)
+    assert apply(memory, [Change(2, "u", int(LABELLED), key)]).scored.tolist() == [scored]
+
+
 def test_an_update_of_an_unknown_document_is_learned_but_not_scored() -> None:
     assert apply(new_memory(), [Change(0, "u", int(LABELLED), bson.encode({"_id": 1}))]).scored.tolist() == [False]
 
