@@ -73,9 +73,9 @@ def main() -> NoReturn:
 def run(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Follow the sources, train the jobs and serve the admin endpoint until SIGTERM."""
     loaded = _load(config, set_)
-    from streamtrain import daemon
+    from streamtrain.daemon import run as run_daemon
 
-    _exit(daemon.run(loaded))
+    _exit(run_daemon(loaded))
 
 
 @app.command()
@@ -91,9 +91,9 @@ def validate(
     """Check the settings file, the models and, with --connect, the servers; nothing is changed."""
     _state.json = json
     loaded = _load(config, set_)
-    from streamtrain import validation
+    from streamtrain.validation import run as run_checks
 
-    checks = validation.run(loaded.settings, connect=connect, models=models)
+    checks = run_checks(loaded.settings, connect=connect, models=models)
     if json:
         _print_json({"file": str(loaded.path), "ok": all(c.error is None for c in checks), "checks": _checks(checks)})
     for check in checks if not json else ():
@@ -175,9 +175,9 @@ def sandbox_up(
 ) -> None:
     """Start the embedded MongoDB and Kafka and print their addresses, until Ctrl-C. For development only."""
     _state.json = json
-    from streamtrain import sandbox_command
+    from streamtrain.sandbox_command import up
 
-    _exit(sandbox_command.up(mongo_port=mongo_port, kafka_port=kafka_port, data=data, json=json))
+    _exit(up(mongo_port=mongo_port, kafka_port=kafka_port, data=data, json=json))
 
 
 @app.command()

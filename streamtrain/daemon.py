@@ -36,6 +36,7 @@ from streamtrain.errors import (
     ConfigError,
     DependencyError,
     FencedError,
+    ForeignPositionError,
     ModelError,
     StreamtrainError,
 )
@@ -46,8 +47,10 @@ from streamtrain.settings_file import Loaded
 from streamtrain.source.status import SourceStatus
 from streamtrain.source_part import SourcePart
 
-SOURCE_STOP_S = 45.0  # a publisher's transaction has its own deadline below this
-JOB_DRAIN_S = 120.0  # rounds in flight, a save and its commit
+# Together below the 90 s after which systemd kills by default. SOURCE_STOP_S: the transaction in hand. JOB_DRAIN_S:
+# rounds in flight, a save and its commit.
+SOURCE_STOP_S = 20.0
+JOB_DRAIN_S = 60.0
 _TICK_S = 1.0
 _EXPORT_S = 2.0
 
@@ -187,7 +190,9 @@ class Daemon:
         for part in self._sources.values():
             part.source.stop()
         if sources:
-            await asyncio.wait(sources, timeout=SOURCE_STOP_S)
+            _done, late = await asyncio.wait(sources, timeout=SOURCE_STOP_S)
+            if late:
+                log.warning("sources did not stop in time; what they had in hand is read again", sources=len(late))
         for job, task in zip(self._jobs.values(), jobs, strict=True):
             if not job.started:
                 task.cancel()
@@ -209,7 +214,7 @@ class Daemon:
         except FencedError as error:
             self._fail(error)
         except StreamtrainError as error:
-            if not started() and isinstance(error, (DependencyError, ConfigError)):
+            if not started() and isinstance(error, (DependencyError, ConfigError, ForeignPositionError)):
                 self._fail(error)
             else:
                 log.error("a part has stopped", part=part, reason=error.message, hint=error.hint or None)

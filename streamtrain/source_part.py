@@ -27,12 +27,13 @@ class SourcePart:
     def __init__(self, *, spec: config.Source, kafka: config.Kafka, lease: LeasePort, clock: Clock) -> None:
         self.spec = spec
         self._topic: asyncio.Future[Topic] = asyncio.get_running_loop().create_future()
-        publisher = _Announced(spec=spec, kafka=kafka, lease=lease, clock=clock, topic=self._topic)
-        self.source = Source(spec=spec, publisher=publisher, clock=clock)
+        self._publisher = _Announced(spec=spec, kafka=kafka, lease=lease, clock=clock, topic=self._topic)
+        self.source = Source(spec=spec, publisher=self._publisher, clock=clock)
 
     @property
     def started(self) -> bool:
-        return self._topic.done()
+        """Whether it has published, if only a position: what fails from then on does not fail at the start."""
+        return self._publisher.published
 
     async def topic(self) -> Topic:
         """Waits until the source has one."""
@@ -78,6 +79,7 @@ class _Announced:
     ) -> None:
         self._spec, self._kafka, self._clock = spec, kafka, clock
         self._topic = topic
+        self.published = False
         self._publisher = Publisher(
             kafka=kafka,
             source=spec.name,
@@ -94,7 +96,9 @@ class _Announced:
         return position
 
     async def publish(self, events: Sequence[ChangeEvent], position: Position, /) -> Position:
-        return await self._publisher.publish(events, position)
+        committed = await self._publisher.publish(events, position)
+        self.published = True
+        return committed
 
     async def close(self) -> None:
         await self._publisher.close()

@@ -17,8 +17,9 @@ import yaml
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streamtrain import config, topics
-from streamtrain.errors import EXIT_CONFIG, EXIT_DEPENDENCY, EXIT_USAGE
+from streamtrain.errors import EXIT_CONFIG, EXIT_DEPENDENCY, EXIT_OK, EXIT_USAGE
 from streamtrain.sandbox.mongo_server import MongoProcess, ThreadedMongo
+from tests.deployment import wait_until
 
 SECRET = "hunter2-planted"
 TIMEOUT_S = 120
@@ -31,6 +32,21 @@ class CommandLine:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+
+    def run_until(self, line: str, settings: Settings) -> None:
+        """`streamtrain run` until its log has the line; then it is drained."""
+        path = self._folder / "streamtrain.yaml"
+        path.write_text(yaml.safe_dump(settings))
+        command = [sys.executable, "-m", "streamtrain", "run", "--config", str(path)]
+        with (self._folder / "log").open("w") as log:
+            daemon = subprocess.Popen(command, stdout=log, stderr=log)
+        try:
+            wait_until(lambda: line in (self._folder / "log").read_text(), timeout=TIMEOUT_S, what=line)
+            daemon.terminate()
+            assert daemon.wait(TIMEOUT_S) == EXIT_OK
+        finally:
+            daemon.kill()
+            daemon.wait()
 
     def __call__(self, command: str, settings: Settings | str, *arguments: str) -> tuple[int, str]:
         """The exit code, and everything that was printed."""
@@ -168,6 +184,22 @@ def test_a_missing_collection(command_line: CommandLine, settings: Settings) -> 
     code, printed = command_line("run", settings)
     assert code == EXIT_DEPENDENCY
     assert "there is no collection air.flihgts" in printed
+
+
+def test_a_position_of_another_cluster(
+    command_line: CommandLine, settings: Settings, mongo_process: Callable[..., MongoProcess]
+) -> None:
+    first, second = mongo_process(), mongo_process()
+    for server in (first, second):
+        with pymongo.MongoClient(server.uri) as client:
+            client["air"].create_collection("flights")
+    settings["state"] = {"uri": settings["sources"][0]["uri"]}
+    settings["sources"][0]["uri"] = first.uri
+    command_line.run_until("the source starts afresh", settings)
+    settings["sources"][0]["uri"] = second.uri
+    code, printed = command_line("run", settings)
+    assert code == EXIT_CONFIG
+    assert "belongs elsewhere" in printed
 
 
 # ------------------------------------------------------------------------------------------- Kafka
