@@ -89,14 +89,17 @@ class BatchFetcher:
             [(self._topic, [(number, offset, _PARTITION_BYTES) for number, offset in wanted.items()])],
         )
         response = await self._send(node, request)
+        if response is None:
+            return []
         fetched: list[Fetched] = []
-        for _, partitions in () if response is None else response.topics:
-            # Behind the high water mark come the last stable offset, since version 5 the log start, the aborted
-            # transactions, since version 11 a preferred replica, and the records.
-            for number, code, _, *rest in partitions:
-                if await self._usable(code):
-                    aborted = rest[-3] if response.API_VERSION >= 11 else rest[-2]
-                    fetched.append(Fetched(number, wanted[number], bytes(rest[-1] or b""), aborted or ()))
+        # Behind the high water mark come the last stable offset, since version 5 the log start, the aborted
+        # transactions, since version 11 a preferred replica, and the records.
+        for number, code, _, *rest in (answer for _, answers in response.topics for answer in answers):
+            if self._usable(code):
+                aborted = rest[-3] if response.API_VERSION >= 11 else rest[-2]
+                fetched.append(Fetched(number, wanted[number], bytes(rest[-1] or b""), aborted or ()))
+        if len(fetched) < len(wanted):
+            await self._look_again()
         return fetched
 
     async def bounds(self, partitions: tuple[int, ...]) -> tuple[dict[int, int], dict[int, int]]:
@@ -108,9 +111,9 @@ class BatchFetcher:
         for node, wanted in (await self._by_leader(dict.fromkeys(partitions, which))).items():
             response = await self._send(node, OffsetRequest(-1, _READ_COMMITTED, [(self._topic, list(wanted.items()))]))
             for _, answers in () if response is None else response.topics:
-                for number, code, _, offset in answers:
-                    if await self._usable(code):
-                        found[number] = offset
+                found.update({number: offset for number, code, _, offset in answers if self._usable(code)})
+        if len(found) < len(partitions):
+            await self._look_again()
         return found
 
     async def _by_leader(self, partitions: Mapping[int, int]) -> dict[int, dict[int, int]]:
@@ -118,10 +121,10 @@ class BatchFetcher:
         leaders: defaultdict[int, dict[int, int]] = defaultdict(dict)
         for number, value in partitions.items():
             leader = self._client.cluster.leader_for_partition(TopicPartition(self._topic, number))
-            if leader is None or leader == -1:
-                await self._look_again()
-            else:
+            if leader is not None and leader != -1:
                 leaders[leader][number] = value
+        if sum(map(len, leaders.values())) < len(partitions):
+            await self._look_again()
         return leaders
 
     async def _send(self, node: int, request: Any) -> Any:
@@ -135,7 +138,8 @@ class BatchFetcher:
             await self._look_again()
             return None
 
-    async def _usable(self, code: int) -> bool:
+    def _usable(self, code: int) -> bool:
+        """Whether a partition's answer is good; False when another broker may have a better one."""
         error = kafka_errors.for_code(code)
         if error is kafka_errors.NoError:
             return True
@@ -143,7 +147,6 @@ class BatchFetcher:
             raise OutOfRangeError
         if not error.retriable:
             raise explain(error(), kafka=self._kafka, doing=self._doing)
-        await self._look_again()
         return False
 
     async def _look_again(self) -> None:

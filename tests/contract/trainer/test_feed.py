@@ -184,6 +184,13 @@ async def test_ranks_read_together_what_one_reads_alone(kafka_config: config.Kaf
         np.testing.assert_array_equal(found[number].wall_time_ms, rows.wall_time_ms)
 
 
+async def test_a_rank_without_partitions_takes_part_with_no_rows(kafka_config: config.Kafka) -> None:
+    ends = await write(kafka_config, [[event(n, good(n)) for n in range(30)]])
+    with feeding(kafka_config, partitions=()) as idle:
+        taken = take(idle, rounds_to(kafka_config, ends, cuts=1))
+    assert [(round_.rows, round_.learned, round_.counts.learned) for round_ in taken] == [((), {}, 0)] * 2
+
+
 async def test_what_becomes_of_each_kind_of_record(kafka_config: config.Kafka) -> None:
     first = [event(n, good(n)) for n in range(4)]
     first += [event(4, {"x": 4.0}), event(5, {"x": "?", "y": 1.0}), event(6, None, Operation.UPDATE)]
