@@ -36,6 +36,11 @@ class Identity:
         cluster, collection, topology = text.split("/", 2)
         return Identity(topology, cluster.removeprefix(_UNKNOWN), collection.removeprefix(_UNKNOWN))
 
+    def completed(self, saved: str) -> Identity:
+        """This identity, with what only the saved one knew."""
+        before = Identity.parse(saved)
+        return Identity(self.topology, self.cluster or before.cluster, self.collection or before.collection)
+
 
 def pipeline_hash(database: str, collection: str) -> str:
     """Identity of what the stream selects. How a document is fetched is not in it: it may change."""

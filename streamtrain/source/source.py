@@ -186,8 +186,9 @@ class Source:
         else:
             verify(position, identity=facts.identity, pipeline=start.pipeline, namespace=self._namespace)
             self._log.info("the source resumes", namespace=self._namespace, position=position.kind.value)
-        # A collection that was created anew after an invalidate has another identity.
-        self._progress.resumed(replace(position, cluster=start.cluster))
+        # After an invalidate the collection is another one; and what may not be read today is still known.
+        identity = facts.identity.completed(position.cluster)
+        self._progress.resumed(replace(position, cluster=str(identity)))
 
     async def _restart_publishing(self, facts: preflight.Facts) -> None:
         while True:

@@ -26,6 +26,11 @@ def test_an_identity_survives_being_written(identity: Identity) -> None:
     assert Identity.parse(str(identity)) == identity
 
 
+def test_what_may_not_be_read_any_more_stays_known() -> None:
+    now = Identity("rs0", collection="cc" * 16)
+    assert now.completed(str(HERE)) == Identity("rs0", HERE.cluster, "cc" * 16)
+
+
 def test_the_same_cluster_is_accepted_and_also_when_less_of_it_can_be_read() -> None:
     check(HERE, HERE)
     check(HERE, replace(HERE, cluster=""))
