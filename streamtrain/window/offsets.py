@@ -135,11 +135,14 @@ class Offsets:
         starts = [max(offset, begin) for offset, begin in zip(offsets, self._begins, strict=True)]
         # Counts before ends: what is published meanwhile may only make a place too early, which is harmless.
         counts, ends = list(self._counts), list(self._ends)
-        records = await self._kafka_log.first_records(dict(enumerate(starts)), ends)
+        asked = {partition: start for partition, start in enumerate(starts) if start > 0}
+        records = await self._kafka_log.first_records(asked, ends)
         places = []
         for partition, start in enumerate(starts):
             record, count = records.get(partition), counts[partition]
-            if record is not None:
+            if start == 0:
+                places.append(Learned(0, 0))
+            elif record is not None:
                 places.append(Learned(start, record.n))
             elif count is not None:
                 places.append(Learned(max(start, ends[partition]), count))
