@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from streamtrain.errors import EXIT_INTERNAL, StreamtrainError
+from streamtrain.errors import EXIT_DEPENDENCY, EXIT_INTERNAL, StreamtrainError
 
 if TYPE_CHECKING:
     from streamtrain.masking import Mask
@@ -62,6 +62,15 @@ def main() -> NoReturn:
         else:
             print(f"streamtrain: {text}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.startswith("streamtrain"):
+            _crash(error, state)
+        print(
+            f"streamtrain: this command needs the package {error.name!r}, which is not installed\n"
+            "  hint: pip install 'streamtrain[cpu,sandbox]'",
+            file=sys.stderr,
+        )
+        sys.exit(EXIT_DEPENDENCY)
     except BaseExceptionGroup as group:
         _crash(group, state)
     except Exception as error:  # noqa: BLE001 - the last resort: whatever it is, no secret may be printed

@@ -1,11 +1,14 @@
-"""Looks at the servers that the settings name, as the daemon would at its start, but changes nothing."""
+"""Looks, as the daemon does at its start, at what the settings need: TensorFlow and the servers. It changes nothing."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 
 from streamtrain import config, state_store
+from streamtrain.errors import DependencyError
 from streamtrain.source import preflight
 from streamtrain.source.position_log import read_position
 from streamtrain.source.source_topic import check_positions, check_records, source_topics
@@ -15,6 +18,7 @@ from streamtrain.topic_admin import ensure_topics
 def checks(settings: config.Settings) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:
     """What is checked, and the check, which raises StreamtrainError. The state comes last: by default it is in the
     first source's cluster, of which the source's own check says more."""
+    yield "TensorFlow", _tensorflow
     for source in settings.sources:
         yield f"MongoDB of source {source.name}", partial(_mongo, source)
     for source in settings.sources:
@@ -26,6 +30,15 @@ async def check(settings: config.Settings) -> None:
     """Raises the first error of all checks."""
     for _name, each in checks(settings):
         await each()
+
+
+async def _tensorflow() -> None:
+    """Whether the workers will find it; only they import it."""
+    if missing := [name for name in ("tensorflow", "keras") if find_spec(name) is None]:
+        raise DependencyError(
+            f"{' and '.join(missing)} cannot be imported by {sys.executable}",
+            hint="pip install 'streamtrain[cpu]', or 'streamtrain[gpu]' on a machine with GPUs",
+        )
 
 
 async def _mongo(source: config.Source) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from streamtrain import __version__
-from streamtrain.errors import EXIT_CONFIG, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
+from streamtrain.errors import EXIT_CONFIG, EXIT_DEPENDENCY, EXIT_INTERRUPTED, EXIT_OK, EXIT_USAGE
 
 GOOD = """\
 kafka: {bootstrap_servers: "127.0.0.1:9092"}
@@ -47,6 +47,35 @@ def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
     for command in ("demo", "run", "validate", "status", "retrain", "config", "sandbox"):
         assert f"\n  {command} " in done.stdout
     assert HEAVY.isdisjoint(ast.literal_eval(done.stderr))
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "said"),
+    [
+        (["validate", "--no-models", "--connect"], "tensorflow", "hint: pip install 'streamtrain[cpu]'"),
+        (["demo"], "rich", "needs the package 'rich', which is not installed"),
+    ],
+)
+def test_a_missing_package_is_named(tmp_path: Path, command: list[str], module: str, said: str) -> None:
+    (tmp_path / "streamtrain.yaml").write_text(GOOD.replace("@db/", "@127.0.0.1:1/?serverSelectionTimeoutMS=1"))
+    script = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        f"        if name == {module!r}: raise ModuleNotFoundError(name, name=name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from importlib import util\n"
+        "found = util.find_spec\n"
+        f"util.find_spec = lambda name: None if name == {module!r} else found(name)\n"
+        f"sys.argv = ['streamtrain', *{command!r}]\n"
+        "from streamtrain.cli import main\n"
+        "main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False
+    )
+    assert done.returncode == EXIT_DEPENDENCY
+    assert said in done.stderr
 
 
 def test_a_command_without_arguments_shows_its_help() -> None:
