@@ -18,6 +18,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPa
 from streamtrain import config, topics
 from streamtrain.clock import SystemClock
 from streamtrain.errors import ContinuityError, EnvelopeError, KafkaError, OffsetError, WorkerError
+from streamtrain.sandbox.apache_kafka import ApacheKafka
 from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.source import envelope
 from streamtrain.source.publisher import Publisher
@@ -449,6 +450,41 @@ async def test_a_broker_that_restarts_is_read_on(tmp_path: Path) -> None:
             feed.submit(rounds[3])
             broker.start()
             taken += [feed.next(), feed.next()]
+    assert sorted(learned_numbers(taken)) == list(range(150))
+
+
+async def test_aborted_transactions_are_not_learned(apache_kafka_config: config.Kafka) -> None:
+    kafka = apache_kafka_config
+    await write(kafka, [[event(n, good(n)) for n in range(30)]])
+    producer = AIOKafkaProducer(**topics.kafka_options(kafka), transactional_id=f"{kafka.topic_prefix}.stray")
+    await producer.start()
+    try:
+        await producer.begin_transaction()
+        for number in range(30, 60):
+            await producer.send_and_wait(source_topic(kafka), b"half a transaction", partition=number % PARTITIONS)
+        await producer.abort_transaction()
+    finally:
+        await producer.stop()
+    ends = await write(kafka, [[event(n, good(n)) for n in range(30, 60)]])
+    with feeding(kafka) as feed:
+        taken = take(feed, rounds_to(kafka, ends, cuts=5))
+    assert sorted(learned_numbers(taken)) == list(range(60))
+    assert taken[-1].learned == dict(enumerate(ends))
+
+
+@pytest.mark.apache
+@pytest.mark.slow
+async def test_partitions_whose_leader_dies_are_read_on_from_the_next(
+    apache_kafka: ApacheKafka, tmp_path: Path
+) -> None:
+    with ApacheKafka(directory=tmp_path, runtime=apache_kafka.runtime, nodes=3) as cluster:
+        kafka = config.Kafka(bootstrap_servers=cluster.bootstrap_servers, topic_prefix="leader", replication_factor=3)
+        ends = await write(kafka, [[event(n, good(n)) for n in range(first, first + 50)] for first in (0, 50, 100)])
+        rounds = rounds_to(kafka, ends, cuts=3)
+        with feeding(kafka) as feed:
+            taken = take(feed, rounds[:2])
+            cluster.nodes[0].kill()  # three partitions on three nodes: one of them loses its leader
+            taken += take(feed, rounds[2:])
     assert sorted(learned_numbers(taken)) == list(range(150))
 
 
