@@ -38,7 +38,7 @@ FEATURES = (
     *({"field": name, "dtype": "int32"} for name in ("hour", "weekday")),
     *({"field": name, "dtype": "string"} for name in ("carrier", "origin", "dest")),
 )
-MARKS = (1_000, 5_000, 20_000, 60_000)
+MARKS = (200, 1_000, 5_000, 20_000, 60_000)
 WINDOW = 20_000
 _NUMPY = {DType.FLOAT32: np.float32, DType.INT32: np.int32, DType.STRING: object}
 

@@ -22,7 +22,9 @@ from streamtrain.types import FRESHNESS_BUCKETS_MS, RoundReport, Scores
 Tensor = Any
 
 PRIMING_PASSES = 3
-"""How often running statistics absorb the very first step before it is learned: mean, then spread, then fit."""
+"""How often running statistics absorb the very first step before it is learned: mean, then spread, then residuals."""
+
+_REHEARSED_ROWS = 8
 
 
 class Loop:
@@ -60,13 +62,18 @@ class Loop:
         )
 
     def prepare(self) -> None:
-        """Traces what the rounds will run, so that what is wrong with the model shows before the first one.
-        Raises ModelError."""
+        """Runs what the rounds will run once, on rows of weight zero: the first round is then as fast as any, and
+        what is wrong with the model shows before it. On all ranks together. Raises ModelError."""
+        nothing = tuple(tf.zeros((1, _REHEARSED_ROWS, pack.shape[-1]), pack.dtype) for pack in self._signature()[0])
+        rows = tf.zeros((1, _REHEARSED_ROWS), self._real)
+        labels = tf.zeros((1, _REHEARSED_ROWS, len(self._layout.labels)), self._real)
         try:
-            self._exchange.get_concrete_function()
+            self._exchange(tf.zeros(self._partitions, tf.int64))
             if self._model.statistics:
-                self._prime_step.get_concrete_function()
-            self._steps.get_concrete_function()
+                self._prime_step(nothing, labels, rows, rows)
+            self._steps(nothing, labels, rows, rows)
+        except tf.errors.UnavailableError:
+            raise  # another rank has gone
         except ModelError:
             raise
         except Exception as error:
@@ -211,7 +218,7 @@ class Loop:
             sizes = [statistics.sums_size for statistics in self._model.statistics]
             parts = tf.split(reduced, [*sizes, self._sums_size])
             for statistics, part in zip(self._model.statistics, parts, strict=False):
-                statistics.absorb(part)
+                statistics.absorb(part, afresh=True)
 
         self._strategy.run(absorb, args=(reduced,))
         return tf.cast(reduced[-self._sums_size :], tf.float64)
@@ -283,7 +290,7 @@ class Loop:
             state.assign(tf.cast(tf.reshape(part / weight, state.shape), state.dtype))
         offset += len(self._batch_norm_state)
         for part, statistics in zip(parts[offset:], model.statistics, strict=False):
-            statistics.absorb(part)
+            statistics.absorb(part, afresh=False)
 
     def _flat(self, tensor: Any) -> Tensor:
         return tf.cast(tf.reshape(tf.convert_to_tensor(tensor), [-1]), self._real)  # IndexedSlices become dense

@@ -41,15 +41,16 @@ class RunningStatistics(Protocol):
     """A layer of the model that is fitted by sums over all ranks' rows instead of by gradients.
 
     `sums` may depend only on this rank's rows and on state that is the same on every rank; `absorb` takes the sum
-    of those vectors over all ranks. `primed` is false until the first rows were absorbed: the loop then lets it
-    absorb the very first step's rows `PRIMING_PASSES` times before they are learned.
+    of those vectors over all ranks. `primed` is false until the first rows were absorbed: before it learns the very
+    first step, the loop lets it absorb that step's rows `PRIMING_PASSES` times, each time `afresh`. Rows of weight
+    zero must leave no trace.
     """
 
     sums_size: int
 
     def sums(self, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor) -> Tensor: ...
 
-    def absorb(self, reduced: Tensor) -> None: ...
+    def absorb(self, reduced: Tensor, *, afresh: bool) -> None: ...
 
     def primed(self) -> bool: ...
 

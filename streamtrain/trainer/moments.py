@@ -25,6 +25,7 @@ _CYCLES_MS = (_DAY_MS, 7 * _DAY_MS, 365.2425 * _DAY_MS)
 _TIME_NUMBERS = 2 * len(_CYCLES_MS)
 _FAR = 1e12  # beyond it a number is clipped: its square must fit a float32
 _MAX_Z = 100.0
+_SETTLED_ROWS = 1000.0
 _RIDGE = 1e-3
 _RIDGE_ROWS = 8.0
 _MIN_SPREAD = 1e-6
@@ -129,9 +130,10 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
 
     def _standardised(self, values: Tensor) -> Tensor:
         width = self.inputs_width
-        known = tf.cast(self.weight > 0, self.variable_dtype)
         z = (values - self.mean[:width]) / self._deviation()[:width]
-        return known * tf.clip_by_value(z, -_MAX_Z, _MAX_Z)
+        # Among W rows none is further than sqrt(W) deviations from their mean: beyond it a fit only guesses.
+        bound = tf.minimum(tf.sqrt(tf.convert_to_tensor(self.weight)), _MAX_Z)
+        return tf.clip_by_value(z, -bound, bound)
 
     # ------------------------------------------------------------------ running statistics
 
@@ -144,9 +146,9 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
         base = self._predict(x)[1]
         residual = tf.abs(y - base)
         joined = tf.concat([x, y], axis=1)
-        bound = tf.where(
-            self.weight > 0, _MAX_Z * self._deviation(), tf.fill(tf.shape(self.mean), tf.cast(_FAR, dtype))
-        )
+        # A wild value must not take over the moments, but the first rows know little of what is wild.
+        settled = 1.0 + _SETTLED_ROWS / tf.maximum(self.weight, 1.0)
+        bound = tf.where(self.weight > 0, _MAX_Z * settled * self._deviation(), _FAR * tf.ones_like(self.mean))
         apart = tf.clip_by_value(joined - self.mean, -bound, bound)
         weighed = weights[:, None] * apart
         products = (
@@ -168,21 +170,23 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
             return tf.clip_by_value(tf.cast(label, self.variable_dtype), -_FAR, _FAR)[:, None]
         return tf.one_hot(tf.cast(label, tf.int32), self.targets, dtype=self.variable_dtype)
 
-    def absorb(self, reduced: Tensor) -> None:
+    def absorb(self, reduced: Tensor, *, afresh: bool) -> None:
+        """afresh: forget the spread and the fit so far, and keep only the mean, as what deviations were taken from."""
         size = self.inputs_width + self.targets
         reduced = tf.cast(reduced, self.variable_dtype)
         products = size * size if self.fitted else size
         count, first, second, residual, rows = tf.split(reduced, [1, size, products, self.targets, self.targets])
-        before = self.weight * tf.exp(-rows[0] / self.memory)
+        kept = tf.zeros_like(self.weight) if afresh else tf.convert_to_tensor(self.weight)
+        before = kept * tf.exp(-rows[0] / self.memory)
         total = tf.maximum(before + count[0], _MIN_SPREAD)
         shift = first / total
         crossed = tf.tensordot(shift, shift, 0) if self.fitted else tf.square(shift)
         square = (before * self.square + tf.reshape(second, self.square.shape)) / total - crossed
-        share = rows / tf.maximum(rows + tf.minimum(self.weight, self.memory), _MIN_SPREAD)
+        share = rows / tf.maximum(rows + tf.minimum(kept, self.memory), _MIN_SPREAD)
         spread = (1 - share) * self.spread + share * residual / tf.maximum(rows, _MIN_SPREAD)
         self.mean.assign(self.mean + shift)
         self.square.assign(square)
-        self.weight.assign(total)
+        self.weight.assign(before + count[0])
         self.spread.assign(tf.maximum(spread, _MIN_SPREAD))
         if self.fitted:
             self.slope.assign(self._solved())
