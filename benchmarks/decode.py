@@ -10,7 +10,7 @@ import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from streamtrain.topics import dead_letter_topic
 from streamtrain.trainer.decode import Decoder
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.reader import Reader
+from streamtrain.trainer.rows import RoundRows
 from streamtrain.types import Learned, OffsetRange, Round
 
 TARGET = 0.8  # of the rate that bare consuming and decoding would allow
@@ -45,8 +46,18 @@ async def read_alone(kafka: config.Kafka, ends: Sequence[Learned]) -> int:
         await reader.stop()
 
 
-def feed_rounds(kafka: config.Kafka, kind: limits.Kind, ends: Sequence[Learned], round_rows: int) -> int:
-    """The whole feed, as a worker uses it, replay off."""
+def rows_learned(read: RoundRows) -> int:
+    return read.counts.learned
+
+
+def feed_rounds(
+    kafka: config.Kafka,
+    kind: limits.Kind,
+    ends: Sequence[Learned],
+    round_rows: int,
+    take: Callable[[RoundRows], int] = rows_learned,
+) -> int:
+    """The whole feed, as a worker uses it, replay off. take: what becomes of a round; gives its number of rows."""
     partitions = tuple(range(len(ends)))
     job = kind.job()
     feed = Feed(
@@ -84,7 +95,7 @@ def feed_rounds(kafka: config.Kafka, kind: limits.Kind, ends: Sequence[Learned],
         feed.refill()
         for round_ in rounds:
             feed.submit(round_)
-        return sum(feed.next().counts.learned for _ in rounds)
+        return sum(take(feed.next()) for _ in rounds)
     finally:
         feed.close()
 

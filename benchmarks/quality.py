@@ -105,6 +105,7 @@ def main() -> None:
     parser.add_argument("--labels", type=int, default=330_000)
     parser.add_argument("--round", type=int, default=200)
     parser.add_argument("--replay", type=float, default=1.0)
+    parser.add_argument("--batch", type=int, default=256)
     parser.add_argument("--hyper", type=json.loads, default={})
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -133,7 +134,9 @@ def main() -> None:
         replayed = rng.integers(max(0, first - WINDOW), first, int((last - first) * options.replay)) if first else []
         index = np.concatenate([np.arange(first, last), np.array(replayed, np.int64)])
         rows = rows_of(data, index, last - first)
-        report = loop.run(RoundRows(Round(number, (), (), (), 0, 256), (rows,), {}, RoundCounts(), {}, {}, 0, 0))
+        report = loop.run(
+            RoundRows(Round(number, (), (), (), 0, options.batch), (rows,), {}, RoundCounts(), {}, {}, 0, 0)
+        )
         total, steps = scores.merge(total, report.scores[LABEL]), steps + report.steps
         for place in range(first, last):
             mean.score_then_learn(int(data.labels[place]))
