@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Annotated, Any, Literal
 
@@ -25,6 +26,7 @@ _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)\s*$")
 _SIZE_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
+_FLOATS = frozenset({types.DType.FLOAT32, types.DType.FLOAT64})
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -62,6 +64,7 @@ def _text(pattern: re.Pattern[str], example: str) -> WithJsonSchema:
 
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0), _text(_DURATION, "30s")]
+PositiveDuration = Annotated[Duration, Field(gt=0)]
 Size = Annotated[int, BeforeValidator(size_in_bytes), Field(gt=0), _text(_SIZE, "64MiB")]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
@@ -102,11 +105,15 @@ class Section(BaseModel):
 class Security(Section):
     """How to authenticate with Kafka."""
 
-    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = "PLAINTEXT"
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = None
-    username: str | None = None
-    password: SecretStr | None = None
-    cafile: str | None = None
+    protocol: Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"] = Field(
+        "PLAINTEXT", description="as the brokers' listener has it"
+    )
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] | None = Field(None, description="of SASL")
+    username: str | None = Field(None, description="of SASL")
+    password: SecretStr | None = Field(None, description="of SASL; or password_file: the name of a file that holds it")
+    cafile: str | None = Field(
+        None, description="PEM file of the authority that signed the brokers' certificates; default: the system's"
+    )
 
     @model_validator(mode="after")
     def _complete(self) -> Security:
@@ -120,106 +127,189 @@ class Security(Section):
 
 
 class Kafka(Section):
+    """The brokers, and the topics that streamtrain keeps in them."""
+
     bootstrap_servers: Servers = Field(description="host:port of one or more brokers, comma separated")
-    security: Security = Security()
-    topic_prefix: str = Field("streamtrain", pattern=r"^[a-zA-Z0-9._-]{1,100}$")
+    security: Security = Field(Security(), description="how to authenticate; default: not at all")
+    topic_prefix: str = Field(
+        "streamtrain",
+        pattern=r"^[a-zA-Z0-9._-]{1,100}$",
+        description="what every topic's name begins with; deployments that share brokers need different ones",
+    )
     replication_factor: int = Field(-1, description="of topics that streamtrain creates; -1: the broker's default")
-    create_topics: bool = True
-    retention: Duration = Field(86400.0 * 3, description="of topics that streamtrain creates")
+    create_topics: bool = Field(True, description="false: the topics must exist; the error says how to create them")
+    retention: PositiveDuration = Field(
+        86400.0 * 3,
+        description="of topics that streamtrain creates, and at least of those that exist: a window, and the longest "
+        "outage that must not lose records",
+    )
 
 
 class State(Section):
     """Where manifests, checkpoints and the lease live."""
 
-    uri: MongoUri | None = Field(None, description="default: the first source's cluster")
-    database: str = "streamtrain"
-    artifacts: str = Field("gridfs", description="gridfs, or a directory")
+    uri: MongoUri | None = Field(
+        None, description="MongoDB; or uri_file: the name of a file that holds it; default: the first source's"
+    )
+    database: ExactName = Field("streamtrain", description="one for each deployment: the lease is in it")
+    artifacts: str = Field("gridfs", min_length=1, description="checkpoints' files: gridfs, or a directory")
 
 
 class Admin(Section):
-    listen: str = Field("127.0.0.1:8470", pattern=r"^[^:]+:\d+$|^\[[0-9a-f:]+\]:\d+$")
-    token: SecretStr | None = Field(None, description="bearer token for everything that changes state")
+    """The HTTP endpoint for probes, metrics, status and commands."""
+
+    listen: str = Field(
+        "127.0.0.1:8470", pattern=r"^[^:]+:\d+$|^\[[0-9a-f:]+\]:\d+$", description="host:port; port 0: any free one"
+    )
+    token: SecretStr | None = Field(
+        None,
+        description="bearer token for the status and for everything that changes state; or token_file: the name of a "
+        "file that holds it. Without one, state is changed from this machine only",
+    )
 
 
 class Log(Section):
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    """What goes to stderr. Reloaded on SIGHUP."""
+
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="the least that is logged")
     format: Literal["auto", "console", "json"] = Field(
         "auto", description="auto: console on a terminal, else JSON lines"
     )
 
 
-class Pool(Section):
-    cpus: int = Field(2, ge=1)
-    launcher: Literal["local"] = "local"
-
-
 class Source(Section):
-    """A collection that is followed; one change stream and one topic."""
+    """A collection that is followed: one change stream and one topic, shared by its jobs."""
 
-    name: Name
-    uri: MongoUri
-    database: ExactName
-    collection: ExactName
-    full_document: Literal["auto", "updateLookup", "whenAvailable", "required"] = "auto"
-    partitions: int = Field(24, ge=1, le=10_000)
+    name: Name = Field(description="part of the topic's name; a new name starts afresh from now")
+    uri: MongoUri = Field(description="MongoDB, a replica set or mongos; or uri_file: the name of a file that holds it")
+    database: ExactName = Field(description="of the collection")
+    collection: ExactName = Field(description="what is followed")
+    full_document: Literal["auto", "updateLookup", "whenAvailable", "required"] = Field(
+        "auto", description="how an update gets its document; auto: post-images where the collection records them"
+    )
+    partitions: int = Field(
+        24,
+        ge=1,
+        le=10_000,
+        description="of its topic, for good; a worker owns whole partitions, so also a limit to them",
+    )
     prefetch: Size = Field(32 * 1024**2, description="bytes of events held between MongoDB and Kafka")
 
 
 class FeatureSpec(Section):
-    field: str = Field(min_length=1)
-    dtype: types.DType
-    length: int | None = Field(None, ge=1)
-    encoding: Literal["list", "binary"] = "list"
-    missing: float | int | bool | str | None = None
-    buckets: int | None = Field(None, ge=2)
+    """An input of the model."""
+
+    field: str = Field(min_length=1, description="dotted path into the document")
+    dtype: types.DType = Field(description="what it becomes; a datetime is milliseconds since 1970")
+    length: int | None = Field(None, ge=1, description="elements of a vector; default: a single value")
+    encoding: Literal["list", "binary"] = Field(
+        "list", description="of a vector: a list of numbers, or little-endian float32 in binary data"
+    )
+    missing: float | int | bool | str | None = Field(
+        None,
+        description="stands in for a value that is absent, null or not finite; default: such a document is refused",
+    )
+    buckets: int | None = Field(None, ge=2, description="hash a string into so many integers before the model sees it")
+
+    @model_validator(mode="after")
+    def _fits(self) -> FeatureSpec:
+        problems = []
+        if self.encoding == "binary" and (self.length is None or self.dtype not in _FLOATS):
+            problems.append(_located(("encoding",), "a binary vector needs dtype: float32 and a length", self.encoding))
+        if self.buckets is not None and self.dtype is not types.DType.STRING:
+            problems.append(_located(("buckets",), f"only strings are hashed, not {self.dtype.value}", self.buckets))
+        if self.missing is not None and not _replaces(self.missing, self.dtype):
+            problems.append(_located(("missing",), f"{self.missing!r} is no {self.dtype.value}", self.missing))
+        if problems:
+            raise ValidationError.from_exception_data("FeatureSpec", problems)
+        return self
 
 
 class LabelSpec(Section):
-    field: str = Field(min_length=1)
-    dtype: types.DType
-    task: types.Task
-    classes: int = Field(2, ge=2)
+    """What the model predicts. A document without it waits until an update brings it."""
+
+    field: str = Field(min_length=1, description="dotted path into the document")
+    dtype: types.DType = Field(description="a number; for a classification also bool")
+    task: types.Task = Field(description="regression, or classification: labels are 0 to classes - 1")
+    classes: int = Field(2, ge=2, description="of a classification")
+
+    @model_validator(mode="after")
+    def _fits(self) -> LabelSpec:
+        refused = {types.DType.STRING, types.DType.DATETIME}
+        if self.task is types.Task.REGRESSION:
+            refused.add(types.DType.BOOL)
+        if self.dtype in refused:
+            told = f"{self.dtype.value} cannot be the label of a {self.task.value}"
+            raise ValidationError.from_exception_data("LabelSpec", [_located(("dtype",), told, self.dtype)])
+        return self
 
 
 class WindowSpec(Section):
-    duration: Duration = 6 * 3600.0
-    max_records: int = Field(500_000, ge=1)
-    half_life: Duration = 2 * 3600.0
+    """The rolling window that a job keeps in memory and learns again from."""
+
+    duration: PositiveDuration = Field(6 * 3600.0, description="how far back, by the time of arrival in Kafka")
+    max_records: int = Field(500_000, ge=1, description="and at most so many records")
+    half_life: PositiveDuration = Field(2 * 3600.0, description="after it a document is replayed half as often")
 
 
 class RoundSpec(Section):
-    max_wait: Duration = 0.1
-    max_records: int = Field(16_384, ge=1)
-    batch_size: int = Field(256, ge=1)
-    replay_ratio: float = Field(1.0, ge=0, le=100)
+    """What is learned in one go."""
+
+    max_wait: Duration = Field(0.1, description="how long a record may wait for others")
+    max_records: int = Field(16_384, ge=1, description="at most so many new ones")
+    batch_size: int = Field(256, ge=1, description="rows of a gradient step, over all workers")
+    replay_ratio: float = Field(1.0, ge=0, le=100, description="rows learned again for each new one")
 
 
 class CheckpointSpec(Section):
-    every: Duration = 30.0
-    keep: int = Field(5, ge=1)
+    """How often what was learned is saved."""
+
+    every: PositiveDuration = Field(30.0, description="between saves while something was learned")
+    keep: int = Field(5, ge=1, description="manifests to keep")
 
 
 class WorkersSpec(Section):
-    min: int = Field(1, ge=1, le=1024)
+    """The processes that train a job."""
+
+    min: int = Field(1, ge=1, le=1024, description="how many")
 
 
 class Job(Section):
     """A model that learns from a source."""
 
-    name: Name
-    source: Name
-    features: tuple[FeatureSpec, ...] = Field(min_length=1)
-    labels: tuple[LabelSpec, ...] = Field(min_length=1, max_length=1)
-    window: WindowSpec = WindowSpec()
-    round: RoundSpec = RoundSpec()
-    checkpoint: CheckpointSpec = CheckpointSpec()
-    model: str = Field("builtin", pattern=r"^builtin$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$")
-    hyper: dict[str, Any] = Field(default_factory=dict)
+    name: Name = Field(description="of the job; a new name starts anew")
+    source: Name = Field(description="the name of the source that it learns from")
+    features: tuple[FeatureSpec, ...] = Field(min_length=1, description="the model's inputs")
+    labels: tuple[LabelSpec, ...] = Field(min_length=1, max_length=1, description="what it predicts")
+    window: WindowSpec = Field(WindowSpec(), description="how much is kept to learn again from")
+    round: RoundSpec = Field(RoundSpec(), description="how much is learned in one go")
+    checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="how often what was learned is saved")
+    model: str = Field(
+        "builtin",
+        pattern=r"^builtin$|^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="builtin, or module:function, called as function(schema, hyper), which returns a keras.Model",
+    )
+    hyper: dict[str, Any] = Field(default_factory=dict, description="handed to the model's function")
     optimizer: dict[str, Any] | None = Field(None, description="a keras optimizer config; default: what the model sets")
-    loss_reduction: Literal["mean", "sum"] = "mean"
-    dtype: Literal["float32", "float64"] = "float32"
-    workers: WorkersSpec = WorkersSpec()
-    seed: int = 0
+    loss_reduction: Literal["mean", "sum"] = Field("mean", description="of a batch's weighted losses")
+    dtype: Literal["float32", "float64"] = Field("float32", description="of weights and computation")
+    workers: WorkersSpec = Field(WorkersSpec(), description="the processes that train it")
+    seed: int = Field(0, description="of first weights and replay")
+
+    @model_validator(mode="after")
+    def _distinct(self) -> Job:
+        """A field is one input; a label that is one too would be known before it is predicted."""
+        seen: set[str] = set()
+        problems = []
+        given = (("features", [f.field for f in self.features]), ("labels", [label.field for label in self.labels]))
+        for section, fields in given:
+            for at, field in enumerate(fields):
+                if field in seen:
+                    problems.append(_located((section, at, "field"), f"{field!r} is given twice", field))
+                seen.add(field)
+        if problems:
+            raise ValidationError.from_exception_data("Job", problems)
+        return self
 
     def schema_(self) -> types.Schema:
         return types.Schema(
@@ -229,21 +319,26 @@ class Job(Section):
 
 
 class Settings(Section):
-    kafka: Kafka
-    state: State = State()
-    admin: Admin = Admin()
-    log: Log = Log()
-    pool: Pool = Pool()
-    sources: tuple[Source, ...] = Field(min_length=1)
-    jobs: tuple[Job, ...] = Field(min_length=1)
+    """A deployment."""
+
+    kafka: Kafka = Field(description="the buffer between MongoDB and the workers")
+    state: State = Field(State(), description="where manifests, checkpoints and the lease live")
+    admin: Admin = Field(Admin(), description="the HTTP endpoint")
+    log: Log = Field(Log(), description="what goes to stderr")
+    sources: tuple[Source, ...] = Field(min_length=1, description="the collections that are followed")
+    jobs: tuple[Job, ...] = Field(min_length=1, description="the models that learn from them")
 
     @model_validator(mode="after")
     def _references(self) -> Settings:
         errors = []
-        sources = {source.name for source in self.sources}
+        sources = {source.name: source for source in self.sources}
         for at, job in enumerate(self.jobs):
-            if job.source not in sources:
+            source = sources.get(job.source)
+            if source is None:
                 errors.append(_located(("jobs", at, "source"), f"there is no source {job.source!r}", job.source))
+            elif job.workers.min > source.partitions:
+                told = f"there are only {source.partitions} partitions, and a partition belongs to one worker"
+                errors.append(_located(("jobs", at, "workers", "min"), told, job.workers.min))
             if job.window.duration > self.kafka.retention:
                 told = "is longer than kafka.retention: Kafka would remove records that are still in the window"
                 errors.append(_located(("jobs", at, "window", "duration"), told, job.window.duration))
@@ -255,6 +350,20 @@ class Settings(Section):
         if errors:
             raise ValidationError.from_exception_data("Settings", errors)
         return self
+
+
+def _replaces(value: float | int | bool | str, dtype: types.DType) -> bool:
+    """Whether the value can stand for a missing one of that type."""
+    if dtype is types.DType.STRING:
+        return isinstance(value, str)
+    if dtype is types.DType.BOOL:
+        return isinstance(value, bool)
+    if isinstance(value, (bool, str)) or not math.isfinite(value):
+        return False
+    if dtype in _FLOATS:
+        return True
+    bits = 31 if dtype is types.DType.INT32 else 63
+    return value == int(value) and -(2**bits) <= value < 2**bits
 
 
 def _located(path: tuple[str | int, ...], message: str, value: object) -> InitErrorDetails:

@@ -12,7 +12,7 @@ from streamtrain.clock import Clock
 from streamtrain.control.controller import Controller
 from streamtrain.control.launcher.local import LocalLauncher
 from streamtrain.control.machine import Phase
-from streamtrain.errors import ModelError, StreamtrainError, WorkerFailedError
+from streamtrain.errors import ConfigError, ModelError, StreamtrainError, WorkerFailedError
 from streamtrain.observe.report import JobReport
 from streamtrain.overview import JobView
 from streamtrain.ports import LeasePort, ManifestPort
@@ -20,6 +20,8 @@ from streamtrain.source_part import SourcePart
 from streamtrain.topic_admin import TopicSpec, ensure_topics
 from streamtrain.types import RoundReport
 from streamtrain.window.planner import plan
+
+_UNFIT = frozenset({ModelError.__name__, ConfigError.__name__})
 
 
 class JobPart:
@@ -88,12 +90,12 @@ class JobPart:
 
     @property
     def model_error(self) -> WorkerFailedError | None:
-        """Why the job is paused, when that is its model."""
+        """Why the job is paused, when that is its model or its schema."""
         controller = self._controller
         if controller is None or controller.status().phase is not Phase.PAUSED:
             return None
         error = controller.error
-        return error if isinstance(error, WorkerFailedError) and error.kind == ModelError.__name__ else None
+        return error if isinstance(error, WorkerFailedError) and error.kind in _UNFIT else None
 
     def view(self, *, crash: str | None) -> JobView:
         """crash: why it has ended, where that was not on purpose."""

@@ -9,12 +9,15 @@ import os
 import sys
 
 from streamtrain import config
-from streamtrain.errors import ModelError
+from streamtrain.errors import ConfigError
 
 
 def check(job: config.Job) -> None:
-    """Raises ModelError when the model cannot be built or does not fit the job's schema."""
+    """Raises ConfigError when the model cannot be built or does not fit the job's schema, or nothing decodes it."""
+    from streamtrain.trainer.decode import Decoder
     from streamtrain.trainer.model import JobModel, set_precision
+
+    Decoder(job.schema_())
 
     set_precision(job.dtype)
     JobModel(job=job)
@@ -29,7 +32,7 @@ def main() -> None:
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 check(job)
-        except ModelError as error:
+        except ConfigError as error:
             answer = {"message": error.message, "hint": error.hint}
         out.write(json.dumps(answer))
 

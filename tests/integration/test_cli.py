@@ -104,9 +104,9 @@ def test_without_a_settings_file_it_says_where_it_looked(tmp_path: Path) -> None
 
 def test_data_goes_to_stdout_and_is_json_when_asked_for(tmp_path: Path) -> None:
     (tmp_path / "streamtrain.yaml").write_text(GOOD)
-    done = streamtrain("config", "--json", "--set", "pool.cpus=4", folder=tmp_path)
+    done = streamtrain("config", "--json", "--set", "state.database=other", folder=tmp_path)
     assert done.returncode == EXIT_OK
-    assert json.loads(done.stdout)["pool"]["cpus"] == 4
+    assert json.loads(done.stdout)["state"]["database"] == "other"
     assert "hunter2" not in done.stdout + done.stderr
 
 

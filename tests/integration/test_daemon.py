@@ -228,9 +228,9 @@ def _reloads(operator: Operator) -> None:
     assert daemon is not None
     before = operator.file.read_text()
     try:
-        operator.file.write_text(before + "log: {level: debug}\npool: {cpus: 3}\n")
+        operator.file.write_text(before + "log: {level: debug}\nkafka: {topic_prefix: other}\n")
         os.kill(daemon.pid, signal.SIGHUP)
-        told = '"need_a_restart": ["pool"]'
+        told = '"need_a_restart": ["kafka"]'
         operator.until(lambda: told in operator.log(), timeout=LEARN_S, what="the reload")
         operator.file.write_text(before + "logs: {}\n")
         os.kill(daemon.pid, signal.SIGHUP)

@@ -24,7 +24,6 @@ DESIGN_EXAMPLE = """\
 kafka: {bootstrap_servers: "broker:9092", security: {protocol: SASL_SSL, mechanism: SCRAM-SHA-512, username: st, password_file: kafka_password}}
 state: {uri: "mongodb://state/", database: streamtrain}
 admin: {listen: "127.0.0.1:8470"}
-pool: {cpus: 2, launcher: local}
 sources:
   - {name: flights, uri: "mongodb+srv://cluster.example", database: air, collection: flights, full_document: auto, partitions: 24}
 jobs:
@@ -161,6 +160,35 @@ def test_a_merge_key_is_overridden_by_the_keys_beside_it(tmp_path: Path) -> None
     assert [(s.name, s.collection) for s in sources] == [("flights", "flights"), ("other", "flights")]
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("float32}]", "float32}, {field: dep_delay, dtype: int32}]", "'dep_delay' is given twice"),
+        ("field: dep_delay", "field: arr_delay", "'arr_delay' is given twice"),
+        ("float32}]", "float32, missing: none}]", "missing: 'none' is no float32"),
+        ("float32}]", "float32, missing: .nan}]", "missing: nan is no float32"),
+        ("float32}]", "int32, missing: 0.5}]", "missing: 0.5 is no int32"),
+        ("float32}]", "int32, missing: 3000000000}]", "missing: 3000000000 is no int32"),
+        ("float32}]", "int64, missing: true}]", "missing: True is no int64"),
+        ("float32}]", "bool, missing: 1}]", "missing: 1 is no bool"),
+        ("float32}]", "string, missing: 0}]", "missing: 0 is no string"),
+        ("float32}]", "float32, encoding: binary}]", "a binary vector needs dtype: float32 and a length"),
+        ("float32}]", "int32, encoding: binary, length: 4}]", "a binary vector needs dtype: float32 and a length"),
+        ("float32}]", "float32, buckets: 8}]", "only strings are hashed, not float32"),
+        ("float32, task", "string, task", "string cannot be the label of a regression"),
+        ("float32, task", "bool, task", "bool cannot be the label of a regression"),
+        ("source: flights", "source: flights\n    workers: {min: 25}", "there are only 24 partitions"),
+        ("source: flights", "source: flights\n    window: {half_life: 0s}", "half_life: should be greater than 0"),
+        ("source: flights", "source: flights\n    window: {duration: 4d}", "is longer than kafka.retention"),
+        ("source: flights", "source: flights\n    model: build", "model: "),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(tmp_path: Path, before: str, after: str, message: str) -> None:
+    ((place, found),) = problems(tmp_path, GOOD.replace(before, after, 1))
+    assert message in found
+    assert place.startswith("streamtrain.yaml:")
+
+
 # ------------------------------------------------------------------------------------------- precedence
 
 
@@ -202,10 +230,13 @@ def test_a_problem_that_comes_from_elsewhere_names_where(tmp_path: Path) -> None
     found = problems(
         tmp_path,
         GOOD,
-        flags=("pool.cpus=none", "nonsense", "jobs.other.seed=1"),
+        flags=("kafka.replication_factor=none", "nonsense", "jobs.other.seed=1"),
         STREAMTRAIN__JOBS__DELAY__SEDE="1",
     )
-    assert ("--set pool.cpus", "pool.cpus: should be a valid integer, unable to parse string as an integer") in found
+    assert (
+        "--set kafka.replication_factor",
+        "kafka.replication_factor: should be a valid integer, unable to parse string as an integer",
+    ) in found
     assert ("--set", "must be written a.b.c=value") in found
     assert ("--set jobs.other.seed", "there is no item 'other' in jobs") in found
     assert any(p == "STREAMTRAIN__JOBS__DELAY__SEDE" and "did you mean 'seed'?" in m for p, m in found)

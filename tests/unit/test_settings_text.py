@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pydantic import BaseModel
 
 from streamtrain import config, settings_file, settings_text
 
@@ -79,3 +80,12 @@ def test_the_json_schema_names_every_section_and_the_form_of_durations() -> None
     every = schema["$defs"]["CheckpointSpec"]["properties"]["every"]
     assert every["type"] == "string"
     assert schema["$defs"]["Source"]["additionalProperties"] is False
+
+
+def test_every_setting_says_what_it_is_for() -> None:
+    def undescribed(section: type[BaseModel], path: str) -> list[str]:
+        return [f"{path}{name}" for name, info in section.model_fields.items() if not info.description]
+
+    sections = [each for each in vars(config).values() if isinstance(each, type) and issubclass(each, config.Section)]
+    assert len(sections) > 10
+    assert [name for section in sections for name in undescribed(section, f"{section.__name__}.")] == []
