@@ -170,7 +170,6 @@ class Session:
             inserts=written.inserts,
             updates=written.updates,
             deletes=written.deletes,
-            behind_s=written.behind_s,
             flight_time_ms=written.flight_time_ms,
             write_rate=self._write_rate.at(now, written.events),
             learn_rate=self._learn_rate.at(now, self._job.learned),
@@ -186,11 +185,11 @@ class Session:
         kept = str(self._directory) if self._options.keep else None
         keras = head.artifacts.get("keras") if head is not None and kept else None
         return Summary(
+            rate=self._options.rate,
             inserts=written.inserts,
             updates=written.updates,
             deletes=written.deletes,
             writing_s=written.seconds,
-            behind_s=written.behind_s,
             job=self._job,
             comparison=self._comparison,
             after_5000=self._after_5000,

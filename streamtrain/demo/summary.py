@@ -14,18 +14,21 @@ from rich.text import Text
 from streamtrain.demo.screen import MEAN, MODEL, SHIFT, WIDTH, seconds, verdict
 from streamtrain.demo.view import Comparison, JobView
 
+_ON_TIME = 0.95
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """writing_s: seconds of writing. first_learned_s: from the start of the demo to the first learned flight.
-    caught_up_s: from the last write until all of it was learned, None when that took too long. kept: the work
-    directory, where it was asked for. checkpoint: the newest `.keras` file in it."""
+    """rate: writes a second that were asked for. writing_s: seconds of writing. first_learned_s: from the start
+    of the demo to the first learned flight. caught_up_s: from the last write until all of it was learned, None
+    when that took too long. kept: the work directory, where it was asked for. checkpoint: the newest `.keras`
+    file in it."""
 
+    rate: float
     inserts: int
     updates: int
     deletes: int
     writing_s: float
-    behind_s: float
     job: JobView
     comparison: Comparison
     after_5000: Comparison | None
@@ -45,6 +48,7 @@ class Summary:
                 "inserts": self.inserts,
                 "updates": self.updates,
                 "deletes": self.deletes,
+                "asked_per_second": self.rate,
                 "seconds": round(self.writing_s, 3),
                 "per_second": round((self.inserts + self.updates + self.deletes) / self.writing_s, 1)
                 if self.writing_s
@@ -91,7 +95,8 @@ def render_summary(summary: Summary) -> RenderableType:
     facts.add_column(style="bold", width=10)
     facts.add_column()
     rate = total / summary.writing_s if summary.writing_s else 0.0
-    facts.add_row("written", f"{total:,} writes in {summary.writing_s:.0f} s, {rate:,.0f} a second")
+    slower = "" if rate >= _ON_TIME * summary.rate else f", of {summary.rate:,.0f} that were asked for"
+    facts.add_row("written", f"{total:,} writes in {summary.writing_s:.0f} s, {rate:,.0f} a second{slower}")
     facts.add_row(
         "", f"{summary.inserts:,} flights left, {summary.updates:,} landed, {summary.deletes:,} were cancelled"
     )

@@ -104,7 +104,6 @@ class LiveView:
     inserts: int = 0
     updates: int = 0
     deletes: int = 0
-    behind_s: float = 0.0
     flight_time_ms: int = 0
     write_rate: float = 0.0
     learn_rate: float = 0.0

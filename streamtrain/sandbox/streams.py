@@ -21,6 +21,7 @@ from streamtrain.sandbox.flights import FlightTable, load_flights
 _CANCELLATION_IS_CLEARED_AFTER_MS = 60 * 60_000
 # Short enough that the rate looks smooth to a reader of the stream, long enough that a write carries many events.
 SLICE_SECONDS = 0.025
+_LONGEST_SLICE_S = 0.25
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -108,19 +109,20 @@ async def stream_flights(
 ) -> Written:
     """Writes `rate` events a second for `duration` seconds or until `stop` is set, in ordered bulk writes.
 
-    A slow server makes it fall behind, not write more at once: a slice never holds more than a second's events.
+    A slow server makes it fall behind, not write ever more at once: a slice has an upper bound.
     Within a slice inserts come before updates before deletes, so it is three commands however the kinds
     alternate; the order of each document's writes, and that of the labels, stays what it was. `written` is
     updated after every acknowledged slice.
     """
     events = events if events is not None else flights()
+    most = max(1, int(rate * _LONGEST_SLICE_S))
     began = clock.monotonic()
     offered = 0
     while not stop.is_set():
         elapsed = min(clock.monotonic() - began, duration)
         due = int(elapsed * rate) - offered
         written.behind_s = due / rate
-        batch = [event for _, event in zip(range(min(due, max(1, int(rate)))), events, strict=False)]
+        batch = [event for _, event in zip(range(min(due, most)), events, strict=False)]
         if batch:
             batch.sort(key=lambda event: _COMMAND_ORDER[event.write])
             await collection.bulk_write([event.request() for event in batch], ordered=True)

@@ -82,11 +82,11 @@ def test_sparkline_scales_to_its_maximum() -> None:
 
 def summary(*, learned: int, caught_up_s: float | None) -> Summary:
     return Summary(
+        rate=10.0,
         inserts=10,
         updates=8,
         deletes=1,
         writing_s=2.0,
-        behind_s=0.0,
         job=JobView(learned=learned, scored=8, absolute_error=80.0, rounds=2),
         comparison=Comparison(labels=8, model=10.0, shift=12.0, mean=20.0),
         after_5000=None,
