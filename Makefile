@@ -26,7 +26,7 @@ demo: $(READY)  ## Run the main job on embedded servers and real flights
 	$(BIN)/streamtrain demo $(ARGS)
 
 test: $(READY) kafka  ## Run the tests
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto --dist loadfile $(ARGS)
 
 kafka: $(READY)  ## Fetch Apache Kafka for the tests that need it (with Maven; they are skipped without)
 	@$(BIN)/python tools/kafka/fetch.py "$${STREAMTRAIN_KAFKA_CACHE:-$(CACHE)/kafka}"
