@@ -34,8 +34,8 @@ from streamtrain.types import Manifest
 TRAINING_DEADLINE_S = 180.0
 CATCH_UP_DEADLINE_S = 60.0
 _POLL_S = 0.25
-T = TypeVar("T")
 _EARLY_LABELS = 5000  # after so many, a model should be ahead of what costs nothing
+T = TypeVar("T")
 
 
 class Session:
@@ -71,6 +71,7 @@ class Session:
                 database=client[STATE_DATABASE], artifacts=DirectoryStore(path=self._directory / "checkpoints")
             )
             daemon = await self._start_daemon(servers)
+            drained = False
             try:
                 await self._wait_for_training(daemon)
                 trimmer = await self._trimmer(stack, servers, manifests)
@@ -79,9 +80,10 @@ class Session:
                     await self._catch_up(daemon)
             finally:
                 self._reporter.step("stopping: the last checkpoint is written")
-                await daemon.stop()
-            head = await manifests.head(JOB)
-            return self._summary(head)
+                drained = await daemon.stop()
+            if not drained:
+                raise WorkerError("the daemon did not stop in order", hint=daemon.child.log_tail())
+            return self._summary(await manifests.head(JOB))
 
     async def _start_daemon(self, servers: Servers) -> Daemon:
         self._reporter.step("starting streamtrain, whose workers load TensorFlow")
@@ -99,7 +101,7 @@ class Session:
             waited = self._clock.monotonic() - began
             if waited > TRAINING_DEADLINE_S:
                 raise WorkerError(
-                    f"the job is not training after {TRAINING_DEADLINE_S:.0f} s, it is {job.phase}",
+                    f"the job is not training after {TRAINING_DEADLINE_S:.0f} s, it is {job.phase}: {job.reason}",
                     hint=f"run it again with --keep and see daemon.log\n{daemon.child.log_tail()}",
                 )
             self._reporter.step(f"starting streamtrain: {_starting(job)}", waited=waited)
