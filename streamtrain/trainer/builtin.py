@@ -33,7 +33,7 @@ class Hyper:
     buckets: int = 512
     embedding: int = 8
     loss: str = "huber"
-    memory: float = 50_000.0
+    memory: float = 20_000.0
 
 
 def hyper_of(options: Mapping[str, Any]) -> Hyper:

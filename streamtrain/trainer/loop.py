@@ -4,7 +4,7 @@ each with one all-reduce. Never reads a stream and never decides what is learned
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -105,7 +105,10 @@ class Loop:
             if not self._primed:
                 sums += self._prime(tensors)
                 tensors = (*tensors[:-1], _without_first_step(tensors[-1]))
-            found = self._steps(*tensors).numpy()
+            try:
+                found = self._steps(*tensors).numpy()
+            except tf.errors.InvalidArgumentError as error:
+                raise _refused(error, read.round.number) from error
             sums += found[1:]
             applied += int(found[0])
             _count_freshness(freshness, stack.fresh_wall_ms, self._clock.time())
@@ -337,6 +340,18 @@ def take_over_reduction(optimizer: Any) -> None:
                 "optimizer of keras.optimizers",
             )
         object.__setattr__(each, "_all_reduce_sum_gradients", lambda pairs: pairs)
+
+
+def _refused(error: Any, round_number: int) -> Exception:
+    """What an operation of the model that refuses its input means; anything else is passed on as it is."""
+    lines = str(error.message).splitlines()
+    if any("ollective" in line for line in lines):
+        return cast(Exception, error)
+    at = next((place for place, line in enumerate(lines) if "[[{{node" in line), 1)
+    return ModelError(
+        f"the model failed on a row of round {round_number}: {lines[max(0, at - 1)].strip()[:300]}",
+        hint="does an embedding or a table of the model take every value that the features can have?",
+    )
 
 
 def _all_reduce(vector: Tensor) -> Tensor:

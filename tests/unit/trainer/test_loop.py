@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from streamtrain import scores
@@ -169,6 +170,34 @@ def test_a_loss_that_is_no_number_ends_training_with_advice(strategy: Any) -> No
     with pytest.raises(ModelError, match="training diverged") as raised:
         case.learn({"x": [[1e30, 0.0]]}, [1e30])
     assert "learning rate" in raised.value.hint
+
+
+def test_a_value_that_the_model_cannot_take_is_named(strategy: Any) -> None:
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        return keras.Sequential([keras.Input((), dtype="int32"), keras.layers.Embedding(10, 4), keras.layers.Dense(1)])
+
+    case = LoopCase(strategy, builder=build, features=[{"field": "n", "dtype": "int32"}])
+    case.learn({"n": np.array([3, 9], np.int32)}, [1.0, 1.0])
+    with pytest.raises(ModelError, match=r"round 1: indices\[\d+\] = 10 is not in \[0, 10\)"):
+        case.learn({"n": np.array([3, 10], np.int32)}, [1.0, 1.0])
+
+
+@pytest.mark.slow
+def test_memory_stays_flat_over_a_thousand_rounds(strategy: Any) -> None:
+    strings = {"field": "s", "dtype": "string"}
+    case = LoopCase(strategy, features=[{"field": "x", "dtype": "float32", "length": 2}, strings])
+    rng = np.random.default_rng(0)
+    resident = []
+    for number in range(1200):
+        n = int(rng.integers(1, 200))
+        words = np.array([b"%d" % word for word in rng.integers(0, 10**9, n)], object)
+        case.learn({"x": rng.normal(size=(n, 2)).astype(np.float32), "s": words}, np.ones(n), batch_size=64)
+        case.progress.clear()
+        if number in (200, 1199):
+            resident.append(psutil.Process().memory_info().rss)
+    assert resident[1] - resident[0] < 8 * 1024**2
 
 
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Lamb", "Nadam", "Adagrad"])
