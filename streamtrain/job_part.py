@@ -52,7 +52,11 @@ class JobPart:
         dead_letters = TopicSpec(
             topics.dead_letter_topic(kafka.topic_prefix, self.job.name),
             1,
-            {"cleanup.policy": "delete", "retention.ms": str(round(kafka.retention * 1000))},
+            {
+                "cleanup.policy": "delete",
+                "retention.ms": str(round(kafka.retention * 1000)),
+                "max.message.bytes": str(topics.MAX_MESSAGE_BYTES),
+            },
         )
         await ensure_topics(kafka, [dead_letters])
         self._controller = Controller(

@@ -274,6 +274,29 @@ async def test_a_bad_record_is_a_dead_letter_keyed_by_its_origin(each_kafka_conf
     assert reasons == {7: (b"type:x", b"x", bad.document), 8: (b"invalid-bson", None, b"\x05\x00\x00\x00\x01")}
 
 
+@pytest.mark.apache
+async def test_a_bad_record_that_the_dead_letter_topic_does_not_take_is_named_in_it(
+    apache_kafka_config: config.Kafka,
+) -> None:
+    kafka = apache_kafka_config
+    large = event(1, {"x": "?", "y": 1.0, "z": "z" * 2_000_000})  # the topic was created with the broker's limit: 1 MB
+    largest = event(2, {"x": "?", "y": 1.0, "z": "z" * 16_700_000})
+    small = event(3, {"x": "?", "y": 1.0})
+    ends = await write(kafka, [[large, largest, small]])
+    with feeding(kafka) as feed:
+        take(feed, rounds_to(kafka, ends, cuts=0))
+        feed.flush_dead_letters()
+    letters = {}
+    for letter in await read_letters(kafka, 3):
+        headers = dict(letter.headers)
+        letters[bson.decode(headers["dk"])["_id"]] = (headers["reason"], headers.get("bytes"), letter.value)
+    assert letters == {
+        1: (b"type:x", str(len(large.document or b"")).encode(), b""),
+        2: (b"type:x", str(len(largest.document or b"")).encode(), b""),
+        3: (b"type:x", None, small.document),
+    }
+
+
 async def read_letters(kafka: config.Kafka, count: int) -> list[ConsumerRecord]:
     place = TopicPartition(topics.dead_letter_topic(kafka.topic_prefix, JOB.name), 0)
     consumer = AIOKafkaConsumer(**topics.kafka_options(kafka), auto_offset_reset="earliest")
