@@ -133,6 +133,13 @@ def operator(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
         mongo.stop()
 
 
+@pytest.fixture(autouse=True)
+def stopped(operator: Operator) -> Iterator[None]:
+    """Whatever a failed test leaves running is gone before the next one."""
+    yield
+    operator.deployment.stop()
+
+
 def test_a_daemon_from_its_first_document_to_its_drain(operator: Operator) -> None:
     """One story rather than many tests: a group takes long to form."""
     deployment = operator.deployment
@@ -228,9 +235,9 @@ def _reloads(operator: Operator) -> None:
     assert daemon is not None
     before = operator.file.read_text()
     try:
-        operator.file.write_text(before + "log: {level: debug}\nkafka: {topic_prefix: other}\n")
+        operator.file.write_text(before.replace("every: 2s", "every: 3s") + "log: {level: debug}\n")
         os.kill(daemon.pid, signal.SIGHUP)
-        told = '"need_a_restart": ["kafka"]'
+        told = '"need_a_restart": ["jobs"]'
         operator.until(lambda: told in operator.log(), timeout=LEARN_S, what="the reload")
         operator.file.write_text(before + "logs: {}\n")
         os.kill(daemon.pid, signal.SIGHUP)
