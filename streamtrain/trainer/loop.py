@@ -52,7 +52,7 @@ class Loop:
         self._trainable = list(model.keras.trainable_variables)
         self._batch_norm_state = [v for layer in model.batch_norms for v in (layer.moving_mean, layer.moving_variance)]
         self._sections = self._lay_out()
-        self._primed = not model.statistics
+        self._primed = False
         take_over_reduction(model.optimizer)
         signature = self._signature()
         self._steps = tf.function(self._run_steps, input_signature=signature, autograph=False)
@@ -63,7 +63,8 @@ class Loop:
 
     def prepare(self) -> None:
         """Runs what the rounds will run once, on rows of weight zero: the first round is then as fast as any, and
-        what is wrong with the model shows before it. On all ranks together. Raises ModelError."""
+        what is wrong with the model shows before it. On all ranks together, and before a state is restored: random
+        generators move on. Raises ModelError."""
         nothing = tuple(tf.zeros((1, _REHEARSED_ROWS, pack.shape[-1]), pack.dtype) for pack in self._signature()[0])
         rows = tf.zeros((1, _REHEARSED_ROWS), self._real)
         labels = tf.zeros((1, _REHEARSED_ROWS, len(self._layout.labels)), self._real)
@@ -102,7 +103,7 @@ class Loop:
             batch_size=read.round.batch_size,
         ):
             tensors = self._tensors(stack)
-            if not self._primed:
+            if not self._is_primed():
                 sums += self._prime(tensors)
                 tensors = (*tensors[:-1], _without_first_step(tensors[-1]))
             try:
@@ -140,16 +141,17 @@ class Loop:
         found: npt.NDArray[np.int64] = self._exchange(tf.constant(own)).numpy()
         return found
 
+    def _is_primed(self) -> bool:
+        """Whether running statistics know anything yet; they do after the first step, or once restored."""
+        self._primed = self._primed or all(statistics.primed() for statistics in self._model.statistics)
+        return self._primed
+
     def _prime(self, tensors: Sequence[Tensor]) -> npt.NDArray[np.float64]:
         """Scores the very first step with the untouched model, then lets running statistics absorb it."""
-        self._primed = all(statistics.primed() for statistics in self._model.statistics)
-        if self._primed:  # restored
-            return np.zeros(self._sums_size)
-        scored = self._prime_step(*tensors).numpy()
+        scored: npt.NDArray[np.float64] = self._prime_step(*tensors).numpy()
         for _ in range(PRIMING_PASSES - 1):
             self._prime_step(*tensors)
-        self._primed = True
-        return np.asarray(scored, np.float64)
+        return scored
 
     def _tensors(self, stack: Stack) -> tuple[Tensor, ...]:
         return (

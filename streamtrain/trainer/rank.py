@@ -3,6 +3,7 @@ thread is the only one that runs TensorFlow, so collectives are issued in round 
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import tempfile
@@ -64,11 +65,11 @@ class Rank:
             clock=self._clock,
             on_progress=channel.progress,
         )
+        self._loop.prepare()
         channel.progress("build", 1)
         self._timings["build"] = self._clock.monotonic() - started
         started = self._clock.monotonic()
         self._restore()
-        self._loop.prepare()
         self._timings["restore"] = self._clock.monotonic() - started
         started = self._clock.monotonic()
         owned = tuple(range(form.rank, form.partitions, form.world))
@@ -89,6 +90,8 @@ class Rank:
         self._feed.refill()
         self._timings["refill"] = self._clock.monotonic() - started
         channel.on_message(self._read_ahead)
+        gc.collect()
+        gc.freeze()  # TensorFlow's million objects stay: never look through them again
         return Formed(
             generation=form.generation, model_fingerprint=self._model.fingerprint(), timings=dict(self._timings)
         )
@@ -144,7 +147,9 @@ class Rank:
         store = open_store(self._form.artifacts)
         try:
             state = state_bytes(self._model, rank=self._form.rank)
+            self._channel.progress("save", 1)
             found = {STATE_ROLE: store.put(prefix + FILE_NAMES[STATE_ROLE], state)}
+            self._channel.progress("save", 1)
             with tempfile.TemporaryDirectory(dir=self._form.work_dir or None) as directory:
                 path = Path(directory) / FILE_NAMES[KERAS_ROLE]
                 try:
