@@ -122,7 +122,8 @@ def stacks(
     """This rank's share of a round, `STEPS_PER_CALL` steps at a time; also when it has no row in some or in all.
 
     steps: per element of `rows` the step of each row (`step_of_rows`). Within a step rows stand by partition.
-    Padding repeats a row of the stack, so that it holds values that a model can digest.
+    Padding repeats the rows of its step (of a step without any, a row of the stack): a model can digest them, and a
+    mean over the batch, such as batch normalisation takes, stays about what it is.
     """
     step = np.concatenate([*steps, np.empty(0, np.int64)])
     order = np.argsort(step, kind="stable")
@@ -132,17 +133,17 @@ def stacks(
     for first in range(0, total_steps, STEPS_PER_CALL):
         last = min(first + STEPS_PER_CALL, total_steps)
         low, high = int(starts[first]), int(starts[last])
-        width = bucketed(int(np.diff(starts[first : last + 1]).max()), batch_size)
-        at = step[low:high] - first
-        place = (at, np.arange(low, high) - starts[step[low:high]])
-        shape = (last - first, width)
+        held = np.diff(starts[first : last + 1])[:, None]  # rows of each step
+        column = np.arange(bucketed(int(held.max()), batch_size))
+        place = np.where(held > 0, starts[first:last, None] - low + column % np.maximum(held, 1), 0)
+        real = column < held
         wall = joined.wall_time_ms[low:high]
         yield Stack(
             first_step=first,
-            packs=tuple(_spread(pack[low:high], place, shape) for pack in joined.packs),
-            labels=_spread(joined.labels[low:high], place, shape),
-            weights=_scatter(joined.weights[low:high], place, shape),
-            scored=_scatter(joined.scored[low:high], place, shape),
+            packs=tuple(_placed(pack[low:high], place) for pack in joined.packs),
+            labels=_placed(joined.labels[low:high], place),
+            weights=_placed(joined.weights[low:high], place) * real,
+            scored=_placed(joined.scored[low:high], place) * real,
             fresh_wall_ms=wall[wall > 0],
         )
 
@@ -186,22 +187,8 @@ def _column(parts: Sequence[Column], count: int, order: npt.NDArray[np.int64]) -
     return np.concatenate(parts)[order] if parts else np.empty(count)
 
 
-def _spread(
-    values: Column, place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], shape: tuple[int, int]
-) -> Column:
-    """Rows at their places of a [K, B, ...] array; the places without a row repeat the first one."""
-    filled = int(shape[0] * shape[1]) == len(values)
-    out: Column = np.empty((*shape, *values.shape[1:]), values.dtype)
-    if not filled:
-        blank: Any = b"" if values.dtype == np.object_ else 0
-        out[...] = values[0] if len(values) else blank
-    out[place] = values
-    return out
-
-
-def _scatter(
-    values: Column, place: tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]], shape: tuple[int, int]
-) -> Column:
-    out: Column = np.zeros(shape, values.dtype)
-    out[place] = values
-    return out
+def _placed(values: Column, place: npt.NDArray[np.int64]) -> Any:
+    """The rows that stand at each place of a [K, B, ...] array; without any row, values that mean nothing."""
+    if len(values):
+        return values[place]
+    return np.full((*place.shape, *values.shape[1:]), b"" if values.dtype == np.object_ else 0, values.dtype)

@@ -145,11 +145,18 @@ def test_stacks_are_cut_at_the_steps_of_one_call_and_widths_come_from_a_coarse_g
     assert {bucketed(width, 256) % 16 for width in range(257)} == {0}
 
 
-def test_padding_repeats_a_real_row() -> None:
+def test_padding_repeats_the_rows_of_its_step_in_turn() -> None:
     (stack,) = stacked([3], 8, 0, 1)
     assert stack.weights.tolist() == [[1, 1, 1, 0, 0, 0, 0, 0]]
-    assert set(stack.labels[0, 3:, 0]) <= set(stack.labels[0, :3, 0])
-    assert set(stack.packs[1][0, 3:, 0]) <= set(stack.packs[1][0, :3, 0])
+    assert not stack.scored[0, 3:].any()
+    for column in (stack.labels[0, :, 0], stack.packs[0][0, :, 0], stack.packs[1][0, :, 0]):
+        assert column[3:].tolist() == [*column[:3], *column[:2]]
+
+
+def test_a_rank_without_a_row_in_a_step_pads_it_with_a_row_of_its_own() -> None:
+    (stack,) = stacked([9, 1], 2, 1, 2)  # one row among five steps
+    assert (stack.weights > 0).sum() == 1
+    assert set(stack.packs[0][..., 0].ravel()) == set(stack.packs[0][stack.weights > 0][:, 0])
 
 
 def test_freshness_samples_are_this_ranks_fresh_rows() -> None:
