@@ -23,11 +23,18 @@ _META = "meta"
 
 def state_bytes(model: JobModel, *, rank: int) -> bytes:
     """The content of `state.npz`: no pickles, arrays in the variables' order and `meta` as JSON. rank: whose
-    random generators are written (they differ by the rank alone)."""
+    random generators are written (they differ by the rank alone). Raises ModelError when a weight is not a finite
+    number: every restart would come back to it."""
     arrays: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for name, variable in _variables(model):
         value = np.asarray(variable.numpy())
+        if variable.trainable and not np.isfinite(value.astype(np.float64)).all():
+            raise ModelError(
+                f"training diverged: {variable.path} holds a value that is not a finite number",
+                hint="lower the learning rate or clip gradients (optimizer: {clipnorm: 1.0}); the last checkpoint "
+                "before it is kept",
+            )
         dtypes[name] = value.dtype.name
         arrays[name] = value if value.dtype.kind in "biuf" else value.view(np.uint8 if value.itemsize == 1 else "u2")
     for index, state in enumerate(model.seeds):

@@ -102,6 +102,17 @@ def test_the_state_of_another_model_is_refused_with_advice(
     assert "retrain" in raised.value.hint
 
 
+def test_weights_that_are_no_numbers_are_never_saved(strategy: Any) -> None:
+    from streamtrain.trainer.checkpoint import state_bytes
+
+    case = trained(strategy)
+    kernel = case.model.keras.trainable_variables[0]
+    kernel.assign(np.full(kernel.shape, np.nan, np.float32))
+    with pytest.raises(ModelError, match=r"training diverged: .*kernel") as raised:
+        state_bytes(case.model, rank=0)
+    assert "learning rate" in raised.value.hint
+
+
 @pytest.mark.parametrize("content", [b"", b"no zip", b"PK\x03\x04 torn"])
 def test_a_file_that_is_no_state_is_an_artifact_error(strategy: Any, tmp_path: Path, content: bytes) -> None:
     from streamtrain.trainer.checkpoint import restore_state
