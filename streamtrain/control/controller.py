@@ -92,7 +92,6 @@ class Controller:
         self._rounds: Rounds | None = None
         self._model_fingerprint = ""
         self._first_lineage = new_lineage(clock.time())
-        self._asked: Retrain | None = None
         self._retrain: Retrain | None = None
         self._error: StreamtrainError | None = None
         self._reason = self._hint = ""
@@ -109,9 +108,10 @@ class Controller:
 
     def retrain(self, *, from_scratch: bool) -> str:
         """Learns the window again, in a new lineage whose id is returned. Resumes a paused job."""
-        self._asked = Retrain(new_lineage(self._clock.time()), from_scratch)
+        asked = Retrain(new_lineage(self._clock.time()), from_scratch)
         self._command(Event.RETRAIN)
-        return self._asked.lineage
+        self._retrain = asked
+        return asked.lineage
 
     def drain(self) -> None:
         """Finishes the rounds in flight, saves, stops; `run` then returns."""
@@ -188,8 +188,6 @@ class Controller:
                     await self._kill_group()
                 case Action.REVERT:
                     self._rounds = None
-                case Action.LINEAGE:
-                    self._retrain, self._asked = self._asked or self._retrain, None
                 case Action.FORM:
                     await self._begin(self._form())
                 case Action.TRAIN:
@@ -356,7 +354,7 @@ class Controller:
             backlog=observer.backlog,
             oldest_untrained_s=observer.oldest_untrained_s,
             retention=observer.retention,
-            retrain=retrain_status(progress, self._asked or self._retrain) if progress else None,
+            retrain=retrain_status(progress, self._retrain) if progress else None,
             checkpoint=None if head is None else checkpoint_status(head),
             failures=self._state.failures,
             last_error=self._error.message if self._error else "",

@@ -46,8 +46,7 @@ class Action(StrEnum):
 
     KILL = "kill"  # the group, if there is one
     REVERT = "revert"  # to the head manifest: offsets and weights together
-    LINEAGE = "lineage"  # begin the new lineage that a retrain asked for
-    FORM = "form"
+    FORM = "form"  # begins the lineage that a retrain has asked for, if one has
     TRAIN = "train"
     SAVE = "save"
     STOP = "stop"
@@ -59,7 +58,6 @@ class Goal(StrEnum):
 
     RUN = "run"
     PAUSE = "pause"
-    RETRAIN = "retrain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,48 +85,44 @@ _FAILED = Row(_P.BACKOFF, (_A.KILL, _A.REVERT, _A.WAIT))
 _FATAL = Row(_P.PAUSED, (_A.KILL, _A.REVERT), _G.RUN)
 _ENDED = Row(_P.STOPPED, (_A.KILL,))
 _FORM = Row(_P.FORMING, (_A.FORM,), _G.RUN)
-_RETRAIN = Row(_P.FORMING, (_A.KILL, _A.REVERT, _A.LINEAGE, _A.FORM), _G.RUN)
 
 TABLE: dict[Key, Row] = {
     (_P.IDLE, _E.START): _FORM,
     (_P.IDLE, _E.PAUSE): Row(_P.PAUSED),
-    (_P.IDLE, _E.RETRAIN): Row(_P.IDLE, (_A.LINEAGE,)),
     (_P.IDLE, _E.DRAIN): Row(_P.STOPPED),
     #
     (_P.FORMING, _E.FORMED): Row(_P.TRAINING, (_A.TRAIN,)),
     (_P.FORMING, _E.PAUSE): Row(_P.PAUSED, (_A.KILL, _A.REVERT)),
-    (_P.FORMING, _E.RETRAIN): _RETRAIN,
+    (_P.FORMING, _E.RETRAIN): Row(_P.FORMING, (_A.KILL, _A.REVERT, _A.FORM), _G.RUN),
     (_P.FORMING, _E.DRAIN): _ENDED,
     #
     (_P.TRAINING, _E.CHECKPOINT_DUE): Row(_P.SAVING, (_A.SAVE,)),
     (_P.TRAINING, _E.PAUSE): Row(_P.STOPPING, (_A.SAVE,), _G.PAUSE),
-    (_P.TRAINING, _E.RETRAIN): Row(_P.STOPPING, (_A.SAVE,), _G.RETRAIN),
+    (_P.TRAINING, _E.RETRAIN): Row(_P.STOPPING, (_A.SAVE,), _G.RUN),
     (_P.TRAINING, _E.DRAIN): Row(_P.DRAINING, (_A.SAVE,)),
     #
     (_P.SAVING, _E.SAVED): Row(_P.TRAINING, (_A.TRAIN,)),
     (_P.SAVING, _E.PAUSE): Row(_P.STOPPING, (), _G.PAUSE),
-    (_P.SAVING, _E.RETRAIN): Row(_P.STOPPING, (), _G.RETRAIN),
+    (_P.SAVING, _E.RETRAIN): Row(_P.STOPPING, (), _G.RUN),
     (_P.SAVING, _E.DRAIN): Row(_P.DRAINING),
     #
     (_P.STOPPING, _E.SAVED): Row(_P.STOPPING, (_A.STOP,)),
     (_P.STOPPING, _E.PAUSE): Row(_P.STOPPING, (), _G.PAUSE),
     (_P.STOPPING, _E.RESUME): Row(_P.STOPPING, (), _G.RUN),
-    (_P.STOPPING, _E.RETRAIN): Row(_P.STOPPING, (), _G.RETRAIN),
+    (_P.STOPPING, _E.RETRAIN): Row(_P.STOPPING, (), _G.RUN),
     (_P.STOPPING, _E.DRAIN): Row(_P.DRAINING),
     (_P.STOPPING, _E.GROUP_STOPPED, _G.RUN): _FORM,
     (_P.STOPPING, _E.GROUP_STOPPED, _G.PAUSE): Row(_P.PAUSED, (), _G.RUN),
-    (_P.STOPPING, _E.GROUP_STOPPED, _G.RETRAIN): Row(_P.FORMING, (_A.LINEAGE, _A.FORM), _G.RUN),
     #
     (_P.BACKOFF, _E.BACKOFF_OVER, _G.RUN): _FORM,
     (_P.BACKOFF, _E.BACKOFF_OVER, _G.PAUSE): Row(_P.PAUSED, (), _G.RUN),
-    (_P.BACKOFF, _E.BACKOFF_OVER, _G.RETRAIN): Row(_P.FORMING, (_A.LINEAGE, _A.FORM), _G.RUN),
     (_P.BACKOFF, _E.PAUSE): Row(_P.PAUSED, (), _G.RUN),
     (_P.BACKOFF, _E.RESUME): _FORM,
-    (_P.BACKOFF, _E.RETRAIN): Row(_P.BACKOFF, (_A.LINEAGE,), _G.RUN),
+    (_P.BACKOFF, _E.RETRAIN): Row(_P.BACKOFF, (), _G.RUN),
     (_P.BACKOFF, _E.DRAIN): Row(_P.STOPPED),
     #
     (_P.PAUSED, _E.RESUME): _FORM,
-    (_P.PAUSED, _E.RETRAIN): Row(_P.FORMING, (_A.LINEAGE, _A.FORM), _G.RUN),
+    (_P.PAUSED, _E.RETRAIN): _FORM,
     (_P.PAUSED, _E.DRAIN): Row(_P.STOPPED),
     #
     (_P.DRAINING, _E.SAVED): Row(_P.DRAINING, (_A.STOP,)),

@@ -190,6 +190,20 @@ async def test_a_retrain_survives_the_death_of_its_workers_and_of_the_daemon(set
     setup.assert_learned_once()
 
 
+async def test_a_retrain_that_is_paused_before_it_began_begins_with_the_resume(setup: Setup) -> None:
+    setup.offsets.publish(60)
+    async with setup.running() as controller:
+        await until(lambda: bool(setup.manifests.committed))
+        lineage = controller.retrain(from_scratch=True)
+        controller.pause()
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        assert setup.head.lineage != lineage
+        controller.resume()
+        await until(lambda: setup.head.lineage == lineage and controller.status().retrain is not None)
+        await until(lambda: controller.status().rows_learned == 60)
+    setup.assert_learned_once()
+
+
 async def test_a_retrain_goes_on_where_records_were_lost(setup: Setup) -> None:
     setup.offsets.publish(100)
     async with setup.running() as controller:
