@@ -32,6 +32,7 @@ from streamtrain.trainer.vectors import read_binaries, read_lists
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
 INVALID_BSON = "invalid-bson"
+LARGEST_TARGET = 1e15  # of a regression's label: the squares of a batch's errors must add up to a float32
 _BATCH = 4096  # documents located at once: what they take stays in the processor's cache
 
 # What a document is to the trainer.
@@ -148,9 +149,13 @@ class Decoder:
 
 def _label(label: Label, values: Values, kinds: States, at: Positions) -> tuple[Column, States]:
     column, states = read_scalars(values, kinds, at, label.dtype)
-    if label.task is Task.CLASSIFICATION and label.dtype is not DType.BOOL:
+    if label.dtype is not DType.BOOL:
         numbers = column.astype(np.float64)
-        wrong = (states == OK) & ~((numbers >= 0) & (numbers < label.classes) & (np.trunc(numbers) == numbers))
+        if label.task is Task.CLASSIFICATION:
+            fits = (numbers >= 0) & (numbers < label.classes) & (np.trunc(numbers) == numbers)
+        else:
+            fits = np.abs(numbers) <= LARGEST_TARGET
+        wrong = (states == OK) & ~fits
         if wrong.any():
             states[wrong] = RANGE
             column[wrong] = 0

@@ -143,13 +143,12 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
         weights = tf.cast(weights, dtype)
         x = numbers(self.features, [inputs[f.field] for f in self.features], tf.shape(weights)[0], dtype)
         y = self._targets(targets[self.label])
-        base = self._predict(x)[1]
-        residual = tf.abs(y - base)
         joined = tf.concat([x, y], axis=1)
         # A wild value must not take over the moments, but the first rows know little of what is wild.
         settled = 1.0 + _SETTLED_ROWS / tf.maximum(self.weight, 1.0)
         bound = tf.where(self.weight > 0, _MAX_Z * settled * self._deviation(), _FAR * tf.ones_like(self.mean))
         apart = tf.clip_by_value(joined - self.mean, -bound, bound)
+        residual = tf.minimum(tf.abs(y - self._predict(x)[1]), bound[self.inputs_width :])
         weighed = weights[:, None] * apart
         products = (
             tf.linalg.matmul(weighed, apart, transpose_a=True) if self.fitted else tf.reduce_sum(weighed * apart, 0)

@@ -119,6 +119,8 @@ def _label(label: Label, value: Any) -> Any:
         raise RefusedError("range")
     if label.task is Task.CLASSIFICATION and decoded != int(decoded):
         raise RefusedError("range")
+    if label.task is Task.REGRESSION and abs(decoded) > 1e15:
+        raise RefusedError("range")
     return decoded
 
 

@@ -290,6 +290,15 @@ def test_a_class_outside_the_label_s_range_is_refused(dtype: DType) -> None:
     assert decoded.reasons[1] == ("type:y" if dtype is DType.BOOL else "range:y")
 
 
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong"), [(DType.FLOAT32, -1e15, 3e38), (DType.FLOAT64, 1e15, -1e16), (DType.INT64, 5, 2**60)]
+)
+def test_a_target_whose_squared_error_would_overflow_is_refused(dtype: DType, right: Any, wrong: Any) -> None:
+    schema = Schema((Feature("x", DType.FLOAT32),), (Label("y", dtype, Task.REGRESSION),))
+    decoded = Decoder(schema).decode([bson.encode({"x": 1.0, "y": y}) for y in (right, wrong)])
+    assert decoded.reasons == {1: "range:y"}
+
+
 def test_a_document_without_its_label_waits_whatever_its_features_hold() -> None:
     schema = Schema((Feature("x", DType.FLOAT32),), (LABEL,))
     decoded = Decoder(schema).decode([bson.encode({"x": "?"}), bson.encode({"x": 1.0, "y": None})])
