@@ -18,6 +18,7 @@ from streamtrain.types import Manifest
 COMMIT_TIMEOUT_S = 30.0
 COMMIT_RETRY_S = 0.5
 LEASE_RETRY_S = 1.0
+PRUNE_TIMEOUT_S = 30.0
 
 _log = structlog.get_logger()
 
@@ -59,9 +60,9 @@ class Checkpointer:
         """The new head; `parent` again when the lease is not held, for then nobody may commit.
 
         Raises FencedError when a newer daemon has committed, WorkerError when the group has not saved what
-        was asked, MongoError when the commit fails for longer than COMMIT_TIMEOUT_S.
+        was asked, MongoError when the commit fails for longer than COMMIT_TIMEOUT_S although the lease is held.
         """
-        await self._pruned()
+        await self._pruned(timeout=PRUNE_TIMEOUT_S)
         if not self._lease.held():
             self._log.warning("not saving: the lease cannot be renewed")
             return parent
@@ -103,18 +104,20 @@ class Checkpointer:
         return manifest
 
     async def _commit(self, manifest: Manifest) -> None:
-        """The same manifest may be committed again: a lost answer is not a lost checkpoint."""
+        """The same manifest may be committed again: a lost answer is not a lost checkpoint. While the lease cannot
+        be renewed it waits: the holder keeps its workers, and goes on if its epoch still stands."""
         give_up = self._clock.monotonic() + COMMIT_TIMEOUT_S
         while True:
             try:
-                await self._manifests.commit(manifest, epoch=manifest.epoch)
+                return await self._manifests.commit(manifest, epoch=manifest.epoch)
             except DependencyError as error:
-                if self._clock.monotonic() >= give_up or not self._lease.held():
+                if self._clock.monotonic() >= give_up and self._lease.held():
                     raise
                 self._log.warning("the manifest could not be committed yet", reason=error.message)
+            await self._clock.sleep(COMMIT_RETRY_S)
+            while not self._lease.held():
                 await self._clock.sleep(COMMIT_RETRY_S)
-            else:
-                return
+                give_up = self._clock.monotonic() + COMMIT_TIMEOUT_S
 
     async def _prune(self) -> None:
         try:
@@ -122,10 +125,18 @@ class Checkpointer:
         except StreamtrainError as error:  # nothing is lost: the next save prunes again
             self._log.warning("old checkpoints could not be pruned", reason=error.message)
 
-    async def _pruned(self) -> None:
-        if self._pruning is not None:
-            await self._pruning
-            self._pruning = None
+    async def _pruned(self, *, timeout: float) -> None:
+        """Until nothing is pruned any more. What takes longer is given up: the next save prunes again."""
+        pruning, self._pruning = self._pruning, None
+        if pruning is None:
+            return
+        try:
+            await asyncio.wait({pruning}, timeout=timeout)
+        finally:
+            pruning.cancel()
+            (outcome,) = await asyncio.gather(pruning, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                self._log.error("pruning has crashed", exc_info=outcome)
 
     async def close(self) -> None:
-        await self._pruned()
+        await self._pruned(timeout=0)

@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
 import pytest
 
+from streamtrain.control import checkpoint
 from streamtrain.control.machine import Phase
-from streamtrain.errors import FencedError, StreamtrainError
-from streamtrain.types import RetentionState
+from streamtrain.errors import FencedError, MongoError, StreamtrainError
+from streamtrain.types import Manifest, RetentionState
 from tests.fakes.control import fake_job, ledger
 from tests.fakes.job import PARTITIONS, Setup, until
 
@@ -267,6 +269,72 @@ async def test_a_commit_that_fails_for_a_moment_is_tried_again(setup: Setup) -> 
         await until(lambda: bool(setup.manifests.committed))
         assert controller.status().generation == 1
     setup.assert_learned_once()
+
+
+async def test_a_holder_that_cannot_renew_while_it_commits_keeps_its_workers(setup: Setup) -> None:
+    """An election takes about as long as a lease: both are over before the commit is answered."""
+    commit = setup.manifests.commit
+    asked: list[Manifest] = []
+
+    async def during_an_election(manifest: Manifest, *, epoch: int) -> None:
+        asked.append(manifest)
+        if len(asked) == 1:
+            setup.lease.is_held = False
+            raise MongoError("there is no primary")
+        await commit(manifest, epoch=epoch)
+
+    setup.manifests.commit = during_an_election  # type: ignore[method-assign]
+    setup.offsets.publish(40)
+    async with setup.running() as controller:
+        await until(lambda: bool(asked))
+        setup.lease.is_held = True
+        await until(lambda: bool(setup.manifests.committed))
+        assert controller.status().generation == 1
+        assert controller.status().failures == 0
+    assert asked[0] == setup.manifests.committed[0]
+    setup.assert_learned_once()
+
+
+async def test_pruning_that_fails_or_never_ends_does_not_keep_a_job_from_saving(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pruned = 0
+
+    async def prune(job: str, *, keep: int, epoch: int) -> Sequence[str]:
+        nonlocal pruned
+        pruned += 1
+        if pruned == 1:
+            raise OSError("not even an error that pruning knows")
+        return await asyncio.Event().wait() and ()
+
+    monkeypatch.setattr(checkpoint, "PRUNE_TIMEOUT_S", 0.05)
+    setup.manifests.prune = prune  # type: ignore[method-assign]
+    async with setup.running() as controller:
+        for save in range(1, 4):
+            setup.offsets.publish(4)
+            await until(lambda save=save: len(setup.manifests.committed) >= save)  # type: ignore[misc]
+        assert controller.status().generation == 1
+    assert pruned >= 3
+    setup.assert_learned_once()
+
+
+async def test_a_halt_while_it_waits_for_pruning_ends_the_job(setup: Setup) -> None:
+    pruning = asyncio.Event()
+
+    async def prune(job: str, *, keep: int, epoch: int) -> Sequence[str]:
+        pruning.set()
+        return await asyncio.Event().wait() and ()
+
+    setup.manifests.prune = prune  # type: ignore[method-assign]
+    setup.offsets.publish(4)
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await asyncio.wait_for(pruning.wait(), 30)
+    setup.offsets.publish(4)
+    await until(lambda: controller.status().rows_learned == 8 and controller.status().phase is Phase.SAVING)
+    controller.halt()
+    await asyncio.wait_for(run, 20)
+    assert controller.status().phase is Phase.STOPPED
 
 
 async def test_a_halt_ends_the_workers_at_once(setup: Setup) -> None:
