@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 
 import hypothesis
@@ -15,8 +15,12 @@ from streamtrain.errors import DependencyError
 from streamtrain.sandbox.apache_kafka import CACHE_VARIABLE, DEFAULT_CACHE, ApacheKafka, find_apache
 from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.sandbox.mongo_server import MongoProcess, ThreadedMongo
+from tests.docker_engine import engine_address, missing_engine
+from tests.real_mongo import ImageMissingError, RealMongo
 
 ROOT = Path(__file__).resolve().parents[1]
+MISSABLE = {"apache", "docker"}
+"""The marks of tests that need what not every machine has."""
 
 hypothesis.settings.register_profile("untimed", deadline=None)  # a busy machine is no failure
 hypothesis.settings.load_profile("untimed")
@@ -29,6 +33,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="noida",
         help="the broker of the fixture `kafka`; the contract tests use both (default: noida)",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a machine lacks is said in one line, with the number of tests that it costs, not in one per test."""
+    report = yield
+    if report.skipped and isinstance(report.longrepr, tuple) and MISSABLE & {mark.name for mark in item.iter_markers()}:
+        *_, reason = report.longrepr
+        report.longrepr = (__file__, None, reason)
+    return report
 
 
 # ------------------------------------------------------------------------------------------------ Kafka
@@ -109,3 +123,30 @@ def mongo_process() -> Iterator[Callable[..., MongoProcess]]:
     yield start
     for server in servers:
         server.stop()
+
+
+@pytest.fixture(scope="session")
+def real_mongo() -> Iterator[RealMongo]:
+    """One MongoDB 7.0 in a container, shared by the tests of this process. Skips where no Docker engine answers."""
+    reason = missing_engine(engine_address())
+    if reason is not None:
+        pytest.skip(reason)
+    server = RealMongo()
+    try:
+        server.start()
+    except ImageMissingError as error:
+        pytest.skip(str(error))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sandbox", pytest.param("container", marks=pytest.mark.docker)])
+def each_mongo(request: pytest.FixtureRequest) -> ThreadedMongo | RealMongo:
+    """For what both must hold to: once on the embedded server, once on MongoDB itself. Only `.uri` is common to them;
+    a test that puts faults into the server takes `mongo_server`."""
+    if request.param == "sandbox":
+        sandbox: ThreadedMongo = request.getfixturevalue("mongo_server")
+        return sandbox
+    real: RealMongo = request.getfixturevalue("real_mongo")
+    real.clear()
+    return real

@@ -47,6 +47,7 @@ class DeploymentCommands:
             "setParameter": self.set_parameter,
             "replSetGetStatus": self.status,
             "replSetGetConfig": self.configuration,
+            "replSetInitiate": self.initiate,
             "serverStatus": self.server_status,
             "hostInfo": self.host_info,
             "getCmdLineOpts": self.command_line,
@@ -142,6 +143,12 @@ class DeploymentCommands:
             "config": {"_id": self._replica_set, "version": 1, "term": 1, "members": [member], "settings": settings},
             "ok": 1.0,
         }
+
+    def initiate(self, _: Request) -> Reply:
+        """A replica set comes up initiated, so scripts that begin with rs.initiate() learn that they may go on."""
+        if self._replica_set is None:
+            raise CommandError(76, "This node was not started with replication enabled.")
+        raise CommandError(23, "already initialized")
 
     def server_status(self, _: Request) -> Reply:
         uptime = self._engine.time() - self._started

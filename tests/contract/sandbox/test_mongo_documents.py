@@ -17,6 +17,7 @@ from pymongo.errors import BulkWriteError, DuplicateKeyError, OperationFailure, 
 from pymongo.synchronous.collection import Collection
 
 from streamtrain.sandbox.mongo_server import ThreadedMongo
+from tests.real_mongo import RealMongo
 
 EVERY_TYPE: dict[str, Any] = {
     "double": 1.5,
@@ -52,8 +53,8 @@ UNDEFINED, SYMBOL = b"\x06undefined\x00", b"\x0esymbol\x00\x02\x00\x00\x00s\x00"
 
 
 @pytest.fixture
-def client(mongo_server: ThreadedMongo) -> Iterator[MongoClient[dict[str, Any]]]:
-    with MongoClient(mongo_server.uri) as client:
+def client(each_mongo: ThreadedMongo | RealMongo) -> Iterator[MongoClient[dict[str, Any]]]:
+    with MongoClient(each_mongo.uri) as client:
         yield client
 
 

@@ -10,11 +10,12 @@ from gridfs import GridFSBucket, NoFile
 from pymongo import MongoClient
 
 from streamtrain.sandbox.mongo_server import ThreadedMongo
+from tests.real_mongo import RealMongo
 
 
-def test_files_are_stored_found_read_and_deleted(mongo_server: ThreadedMongo) -> None:
+def test_files_are_stored_found_read_and_deleted(each_mongo: ThreadedMongo | RealMongo) -> None:
     data = os.urandom(1_000_003)
-    with MongoClient[dict[str, Any]](mongo_server.uri) as client:
+    with MongoClient[dict[str, Any]](each_mongo.uri) as client:
         bucket = GridFSBucket(client.state, "checkpoints")
         identity = bucket.upload_from_stream("job/g1/state.npz", data, metadata={"sha256": "x"})
         bucket.upload_from_stream("job/g2/state.npz", b"")

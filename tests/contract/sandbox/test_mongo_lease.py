@@ -12,13 +12,14 @@ from pymongo.errors import DuplicateKeyError
 from pymongo.synchronous.collection import Collection
 
 from streamtrain.sandbox.mongo_server import ThreadedMongo
+from tests.real_mongo import RealMongo
 
 Document = dict[str, Any]
 
 
 @pytest.fixture
-def leases(mongo_server: ThreadedMongo) -> Iterator[Collection[Document]]:
-    with MongoClient[Document](mongo_server.uri) as client:
+def leases(each_mongo: ThreadedMongo | RealMongo) -> Iterator[Collection[Document]]:
+    with MongoClient[Document](each_mongo.uri) as client:
         yield client.state.leases
 
 

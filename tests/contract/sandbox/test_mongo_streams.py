@@ -14,19 +14,28 @@ from pymongo import AsyncMongoClient, MongoClient
 from pymongo.errors import OperationFailure
 
 from streamtrain.sandbox.mongo_server import ThreadedMongo
+from tests.real_mongo import RealMongo
 
 Document = dict[str, Any]
+PATIENCE_S = 10.0
 
 
 @pytest.fixture
-def client(mongo_server: ThreadedMongo) -> Iterator[MongoClient[Document]]:
-    with MongoClient[Document](mongo_server.uri) as client:
+def client(each_mongo: ThreadedMongo | RealMongo) -> Iterator[MongoClient[Document]]:
+    with MongoClient[Document](each_mongo.uri) as client:
         yield client
 
 
 @pytest.fixture
-async def async_client(mongo_server: ThreadedMongo) -> AsyncIterator[AsyncMongoClient[Document]]:
-    async with AsyncMongoClient[Document](mongo_server.uri) as client:
+async def async_client(each_mongo: ThreadedMongo | RealMongo) -> AsyncIterator[AsyncMongoClient[Document]]:
+    async with AsyncMongoClient[Document](each_mongo.uri) as client:
+        yield client
+
+
+@pytest.fixture
+def sandbox_client(mongo_server: ThreadedMongo) -> Iterator[MongoClient[Document]]:
+    """For tests that cut the oplog, which a real server does only in its own time."""
+    with MongoClient[Document](mongo_server.uri) as client:
         yield client
 
 
@@ -211,11 +220,11 @@ def test_a_database_stream_sees_its_collections_and_outlives_their_drop(client: 
 
 def events_until_closed(stream: Any) -> list[Document]:
     found = []
-    while stream.alive:
+    deadline = time.monotonic() + PATIENCE_S
+    while stream.alive and time.monotonic() < deadline:
         event = stream.try_next()
-        if event is None:
-            break
-        found.append(event)
+        if event is not None:
+            found.append(event)
     return found
 
 
@@ -273,12 +282,12 @@ def test_a_token_that_the_pipeline_changed_is_fatal(client: MongoClient[Document
     assert caught.value.has_error_label("NonResumableChangeStreamError")
 
 
-def test_history_that_is_gone_is_error_286(mongo_server: ThreadedMongo, client: MongoClient[Document]) -> None:
-    collection = client.air.flights
+def test_history_that_is_gone_is_error_286(mongo_server: ThreadedMongo, sandbox_client: MongoClient[Document]) -> None:
+    collection = sandbox_client.air.flights
     with collection.watch() as stream:
         collection.insert_one({"_id": 1})
         token = stream.next()["_id"]
-    when = client.admin.command("ping")["operationTime"]
+    when = sandbox_client.admin.command("ping")["operationTime"]
     collection.insert_many([{} for _ in range(10)])
     mongo_server.cut_oplog()
     for options in ({"resume_after": token}, {"start_after": token}, {"start_at_operation_time": when}):
@@ -289,13 +298,13 @@ def test_history_that_is_gone_is_error_286(mongo_server: ThreadedMongo, client: 
 
 
 def test_an_open_cursor_that_was_overtaken_dies_with_136(
-    mongo_server: ThreadedMongo, client: MongoClient[Document]
+    mongo_server: ThreadedMongo, sandbox_client: MongoClient[Document]
 ) -> None:
-    opened = client.air.command({"aggregate": "flights", "pipeline": [{"$changeStream": {}}], "cursor": {}})
-    client.air.flights.insert_many([{} for _ in range(3)])
+    opened = sandbox_client.air.command({"aggregate": "flights", "pipeline": [{"$changeStream": {}}], "cursor": {}})
+    sandbox_client.air.flights.insert_many([{} for _ in range(3)])
     mongo_server.cut_oplog()
     with pytest.raises(OperationFailure) as caught:
-        client.air.command({"getMore": Int64(opened["cursor"]["id"]), "collection": "flights"})
+        sandbox_client.air.command({"getMore": Int64(opened["cursor"]["id"]), "collection": "flights"})
     assert caught.value.code == 136
 
 

@@ -46,9 +46,9 @@ ODD_KEYS = [
 ]
 
 
-async def test_every_kind_of_change_arrives_once_and_in_order_with_its_exact_bytes(mongo_server, kafka_config):
-    with Writer(mongo_server.uri) as writer:
-        async with streaming(mongo_server.uri, kafka=kafka_config) as source:
+async def test_every_kind_of_change_arrives_once_and_in_order_with_its_exact_bytes(each_mongo, kafka_config):
+    with Writer(each_mongo.uri) as writer:
+        async with streaming(each_mongo.uri, kafka=kafka_config) as source:
             for key in ODD_KEYS:
                 writer.insert({"_id": key, "v": 1, "list": [1, None, float("nan"), {"x": b""}]})
                 writer.replace({"_id": key, "v": 2.0})
@@ -60,28 +60,28 @@ async def test_every_kind_of_change_arrives_once_and_in_order_with_its_exact_byt
         await check_topic(kafka_config, writer)
 
 
-async def test_a_restart_goes_on_where_the_source_ended(mongo_server, kafka_config):
-    with Writer(mongo_server.uri) as writer:
+async def test_a_restart_goes_on_where_the_source_ended(each_mongo, kafka_config):
+    with Writer(each_mongo.uri) as writer:
         published = 0
         for run in range(3):
-            async with streaming(mongo_server.uri, kafka=kafka_config) as source:
+            async with streaming(each_mongo.uri, kafka=kafka_config) as source:
                 writer.insert_many([{"_id": f"{run}-on-{i}"} for i in range(50)])
                 await until(lambda: source.status().events > 0)
             published += source.status().events
             writer.insert_many([{"_id": f"{run}-off-{i}"} for i in range(50)])
-        async with streaming(mongo_server.uri, kafka=kafka_config) as source:
+        async with streaming(each_mongo.uri, kafka=kafka_config) as source:
             await until(lambda: published + source.status().events == writer.count)
         await check_topic(kafka_config, writer)
 
 
-async def test_where_a_fresh_source_starts_is_saved_before_anything_happens(mongo_server, kafka_config):
-    with Writer(mongo_server.uri) as writer:
-        async with streaming(mongo_server.uri, kafka=kafka_config):
+async def test_where_a_fresh_source_starts_is_saved_before_anything_happens(each_mongo, kafka_config):
+    with Writer(each_mongo.uri) as writer:
+        async with streaming(each_mongo.uri, kafka=kafka_config):
             position = await read_position(kafka_config, SOURCE)
             assert position is not None
             assert position.kind is PositionKind.START
         writer.insert({"_id": 1})  # while it is away
-        async with streaming(mongo_server.uri, kafka=kafka_config) as source:
+        async with streaming(each_mongo.uri, kafka=kafka_config) as source:
             await until(lambda: source.status().events == 1)
         await check_topic(kafka_config, writer)
 
@@ -139,11 +139,9 @@ async def test_lost_history_is_a_state_and_an_error_that_says_so(mongo_server, k
 
 
 @pytest.mark.parametrize("how", ["drop", "rename", "dropDatabase"])
-async def test_a_collection_that_is_gone_is_a_state_and_one_that_comes_back_is_followed(
-    mongo_server, kafka_config, how
-):
+async def test_a_collection_that_is_gone_is_a_state_and_one_that_comes_back_is_followed(each_mongo, kafka_config, how):
     async def stream_until_it_is_gone() -> None:
-        async with streaming(mongo_server.uri, kafka=kafka_config) as source:
+        async with streaming(each_mongo.uri, kafka=kafka_config) as source:
             writer.insert({"_id": 1})
             if how == "drop":
                 writer.collection.drop()
@@ -154,10 +152,10 @@ async def test_a_collection_that_is_gone_is_a_state_and_one_that_comes_back_is_f
             await until(lambda: source.status().state is SourceState.INVALIDATED)
 
     async def stream_one() -> None:
-        async with streaming(mongo_server.uri, kafka=kafka_config) as source:
+        async with streaming(each_mongo.uri, kafka=kafka_config) as source:
             await until(lambda: source.status().events == 1)
 
-    with Writer(mongo_server.uri) as writer:
+    with Writer(each_mongo.uri) as writer:
         with pytest.raises(InvalidatedError, match=f"{DATABASE}.{COLLECTION} is gone"):
             await stream_until_it_is_gone()
         with pytest.raises(MongoError, match="there is no collection"):
@@ -168,13 +166,13 @@ async def test_a_collection_that_is_gone_is_a_state_and_one_that_comes_back_is_f
         await check_topic(kafka_config, writer)
 
 
-async def test_an_update_without_its_document_is_looked_up(mongo_server):
+async def test_an_update_without_its_document_is_looked_up(each_mongo):
     publisher = MemoryPublisher()
-    with Writer(mongo_server.uri) as writer:
+    with Writer(each_mongo.uri) as writer:
         writer.insert({"_id": 1, "v": 0})
         writer.insert({"_id": 2, "v": 0})
         # Without post-images, whenAvailable leaves every update without its document.
-        async with streaming(mongo_server.uri, publisher=publisher, full_document="whenAvailable"):
+        async with streaming(each_mongo.uri, publisher=publisher, full_document="whenAvailable"):
             before = len(publisher.events)
             publisher.gate.clear()
             writer.update({"_id": 1, "v": 1})
@@ -186,20 +184,36 @@ async def test_an_update_without_its_document_is_looked_up(mongo_server):
         assert all(update.document is not None for update in updates)
 
 
-async def test_an_update_whose_document_is_gone_comes_without_one(mongo_server):
+async def test_an_update_whose_document_is_gone_comes_without_one(each_mongo):
     publisher = MemoryPublisher()
-    with Writer(mongo_server.uri) as writer:
-        async with streaming(mongo_server.uri, publisher=publisher):
+    with Writer(each_mongo.uri) as writer:
+        async with streaming(each_mongo.uri, publisher=publisher):
             pass  # its start is saved
         writer.insert({"_id": 1, "v": 0})
         writer.update({"_id": 1, "v": 1})
         writer.delete(1)
-        async with streaming(mongo_server.uri, publisher=publisher):
+        async with streaming(each_mongo.uri, publisher=publisher):
             await until(lambda: len(publisher.events) == 3)
     assert [(e.operation, e.document) for e in publisher.events[1:]] == [
         (Operation.UPDATE, None),
         (Operation.DELETE, None),
     ]
+
+
+async def test_post_images_carry_every_version_also_one_that_was_overtaken(each_mongo):
+    publisher = MemoryPublisher()
+    with Writer(each_mongo.uri) as writer:
+        writer.client[DATABASE].command("collMod", COLLECTION, changeStreamPreAndPostImages={"enabled": True})
+        async with streaming(each_mongo.uri, publisher=publisher):
+            pass  # its start is saved
+        writer.insert({"_id": 1, "v": 0})
+        writer.update({"_id": 1, "v": 1})
+        writer.update({"_id": 1, "v": 2})
+        writer.delete(1)
+        async with streaming(each_mongo.uri, publisher=publisher):
+            await until(lambda: len(publisher.events) == 4)
+    versions = [event.document and bson.decode(event.document)["v"] for event in publisher.events]
+    assert versions == [0, 1, 2, None]
 
 
 async def test_a_slow_kafka_slows_the_stream_down_and_memory_stays_bounded(mongo_server):
@@ -233,11 +247,11 @@ async def test_a_failed_transaction_is_done_again_from_the_committed_position(mo
     assert [bson.decode(e.document)["_id"] for e in publisher.events] == list(range(300))
 
 
-async def test_the_position_advances_while_nothing_happens_in_the_collection(mongo_server):
+async def test_the_position_advances_while_nothing_happens_in_the_collection(each_mongo):
     publisher = MemoryPublisher()
     clock = FakeClock()
-    with Writer(mongo_server.uri) as writer:
-        async with streaming(mongo_server.uri, publisher=publisher, clock=clock):
+    with Writer(each_mongo.uri) as writer:
+        async with streaming(each_mongo.uri, publisher=publisher, clock=clock):
             (start,) = publisher.positions
             assert start.kind is PositionKind.START
             for rounds in range(1, 3):
@@ -250,10 +264,10 @@ async def test_the_position_advances_while_nothing_happens_in_the_collection(mon
     assert times[-1] > start.cluster_time
 
 
-async def test_stopping_leaves_nothing_behind(mongo_server):
+async def test_stopping_leaves_nothing_behind(each_mongo):
     publisher = MemoryPublisher()
-    with Writer(mongo_server.uri):
-        async with streaming(mongo_server.uri, publisher=publisher) as source:
+    with Writer(each_mongo.uri):
+        async with streaming(each_mongo.uri, publisher=publisher) as source:
             pass
     assert source.status().state is SourceState.STOPPED
     assert [task for task in asyncio.all_tasks() if task is not asyncio.current_task()] == []
