@@ -58,7 +58,12 @@ class GridFSStore:
 
     def __init__(self, *, uri: str, database: str) -> None:
         self._client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(
-            uri, w="majority", readConcernLevel="majority", serverSelectionTimeoutMS=_TIMEOUT_MS, appname="streamtrain"
+            uri,
+            w="majority",
+            readConcernLevel="majority",
+            serverSelectionTimeoutMS=_TIMEOUT_MS,
+            socketTimeoutMS=_TIMEOUT_MS,
+            appname="streamtrain",
         )
         self._files = self._client[database][f"{BUCKET}.files"]
         self._chunks = self._client[database][f"{BUCKET}.chunks"]
@@ -166,8 +171,11 @@ class DirectoryStore:
             raise DependencyError(f"artifact {name} could not be deleted: {error.strerror}") from error
 
     def list(self, prefix: str) -> Sequence[str]:
-        names = (path.relative_to(self._root).as_posix() for path in self._root.rglob("*") if path.is_file())
-        return sorted(n for n in names if n.startswith(prefix) and not Path(n).name.startswith(_TEMPORARY))
+        # os.walk passes over a folder that goes away meanwhile: other jobs prune the same root.
+        within = self._root.joinpath(*prefix.split("/")[:-1])
+        paths = (Path(folder, file) for folder, _, files in os.walk(within) for file in files)
+        names = (path.relative_to(self._root).as_posix() for path in paths if not path.name.startswith(_TEMPORARY))
+        return sorted(name for name in names if name.startswith(prefix))
 
     def close(self) -> None:
         pass

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -73,6 +74,24 @@ def test_names_are_listed_by_prefix_in_order(store: ArtifactStore) -> None:
     assert store.list("job/") == ["job/l1/a", "job/l1/x", "job/l2/x"]
     assert store.list("job/l1/") == ["job/l1/a", "job/l1/x"]
     assert store.list("nothing") == []
+
+
+def test_a_folder_that_goes_away_while_names_are_listed_is_no_failure(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two jobs prune the same root, each in a thread of its own."""
+    store = open_store({"kind": "directory", "path": str(directory)})
+    store.put("j/l1/a", b"")
+    store.put("j/l2/b", b"")
+    scandir = os.scandir
+
+    def meanwhile(path: Any) -> Any:
+        if Path(path).name == "l1":
+            store.delete("j/l1/a")
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", meanwhile)
+    assert store.list("j/") == ["j/l2/b"]
 
 
 def test_deleting_twice_is_fine(store: ArtifactStore) -> None:
