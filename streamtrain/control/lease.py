@@ -16,7 +16,7 @@ from pymongo.errors import PyMongoError
 
 from streamtrain import metrics
 from streamtrain.clock import Clock
-from streamtrain.errors import FencedError
+from streamtrain.errors import FencedError, MongoError
 from streamtrain.mongo_failure import explain
 
 COLLECTION = "deployment"
@@ -78,11 +78,22 @@ class Lease:
         return self._clock.monotonic() - self._renewed_at < self._ttl_s * (1 - _SAFETY_SHARE)
 
     async def acquire(self) -> int:
-        """Waits, as a standby, until the lease is free; returns the epoch. Raises MongoError,
-        AuthenticationError or PermissionMissingError when MongoDB cannot be asked."""
-        while not await self.try_acquire():
+        """Waits, as a standby, until the lease is free; returns the epoch. Raises AuthenticationError,
+        PermissionMissingError, or MongoError when MongoDB cannot be asked the first time: a standby outlives an
+        election."""
+        trouble: str | None = None
+        while True:
+            try:
+                if await self.try_acquire():
+                    return self._epoch
+                trouble = ""
+            except MongoError as error:
+                if trouble is None:
+                    raise
+                if error.message != trouble:
+                    _log.warning("the lease cannot be asked for now", reason=error.message)
+                trouble = error.message
             await self._clock.sleep(STANDBY_POLL_S)
-        return self._epoch
 
     async def try_acquire(self) -> bool:
         try:

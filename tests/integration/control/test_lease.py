@@ -122,6 +122,23 @@ async def test_a_holder_keeps_trying_while_mongodb_does_not_answer(
         await asyncio.gather(renewing, return_exceptions=True)
 
 
+async def test_a_standby_outlives_a_mongodb_that_fails_for_a_while(
+    make_lease: MakeLease, mongo_server: ThreadedMongo
+) -> None:
+    holder, standby = make_lease("a"), make_lease("b")
+    await holder.acquire()
+    waiting = asyncio.create_task(standby.acquire())
+    async with asyncio.timeout(20):
+        while standby.seen_holder != "a":  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        before = mongo_server.faults.applied
+        mongo_server.faults.error("update", 8, times=1)
+        while mongo_server.faults.applied == before:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        await holder.release()
+        assert await waiting == 2
+
+
 async def test_a_mongodb_that_fails_is_told(make_lease: MakeLease, mongo_server: ThreadedMongo) -> None:
     mongo_server.faults.error("update", 8, times=100)
     with pytest.raises(MongoError, match="acquiring the deployment's lease"):
