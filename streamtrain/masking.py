@@ -12,6 +12,8 @@ from pydantic import BaseModel, SecretStr
 
 MASK = "********"
 _URI_CREDENTIALS = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)[^\s/?#\"'@]*(?:@[^\s/?#\"'@]*)*@", re.IGNORECASE)
+# Options of a MongoDB URI: the passwords of key files and proxies, and the session token among the properties.
+_SECRET_OPTIONS = re.compile(r"(?:password=|AWS_SESSION_TOKEN:)([^&,#]+)", re.IGNORECASE)
 _MIN_SECRET_LENGTH = 3  # shorter ones would mask half of every sentence, and protect nothing
 
 
@@ -48,7 +50,7 @@ class Mask:
 
 
 def secrets_of(section: BaseModel) -> set[str]:
-    """Every secret in the settings: of a URI its password (and user), since the rest of it may be shown."""
+    """Every secret in the settings: of a URI its password and secret options, since the rest of it may be shown."""
     return set(_secrets(section))
 
 
@@ -68,7 +70,6 @@ def _parts(secret: str) -> Iterator[str]:
     if not separator:
         yield secret
         return
-    credentials, at, _host = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
-    if at:
-        password = credentials.partition(":")[2]
-        yield from (password, unquote(password)) if password else ()
+    credentials, _at, _host = re.split(r"[/?#]", rest, maxsplit=1)[0].rpartition("@")
+    found = [credentials.partition(":")[2], *_SECRET_OPTIONS.findall(rest)]
+    yield from {spelling for password in found if password for spelling in (password, unquote(password))}

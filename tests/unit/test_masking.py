@@ -62,6 +62,21 @@ def test_secrets_are_collected_from_all_sections() -> None:
     assert secrets_of(outer) == {"tok", "p%40w", "p@w"}
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        "tls=true&tlsCertificateKeyFilePassword=s%2Fcret&replicaSet=rs",
+        "authMechanism=MONGODB-AWS&authMechanismProperties=AWS_SESSION_TOKEN:s%2Fcret,SERVICE_NAME:x",
+        "proxyPassword=s%2Fcret",
+    ],
+)
+def test_secret_options_of_a_uri_are_secrets_too(options: str) -> None:
+    class Section(BaseModel):
+        uri: SecretStr
+
+    assert secrets_of(Section(uri=SecretStr(f"mongodb://h/?{options}"))) == {"s%2Fcret", "s/cret"}
+
+
 @given(st.text(min_size=3).filter(lambda secret: "*" not in secret), st.text(), st.text())
 def test_no_text_around_it_saves_a_secret(secret: str, before: str, after: str) -> None:
     masked = Mask([secret]).text(before + secret + after)
