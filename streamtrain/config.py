@@ -69,11 +69,20 @@ Size = Annotated[int, BeforeValidator(size_in_bytes), Field(gt=0), _text(_SIZE, 
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
 
+def _port(address: str) -> str:
+    """The address; the system would take a larger port for another one."""
+    port = address.rpartition(":")[2]
+    if int(port) > 65535:
+        raise ValueError(f"{port} is no port: the largest is 65535")
+    return address
+
+
 def _servers(value: str) -> str:
     servers = [server.strip() for server in value.split(",") if server.strip()]
     for server in servers:
         if not re.fullmatch(r"(\[[0-9a-fA-F:]+\]|[^\s:/@\[\]]+):\d{1,5}", server):
             raise ValueError(f"{server!r} is not host:port")
+        _port(server)
     if not servers:
         raise ValueError("names no broker")
     return ",".join(servers)
@@ -158,7 +167,7 @@ class State(Section):
 class Admin(Section):
     """The HTTP endpoint for probes, metrics, status and commands."""
 
-    listen: str = Field(
+    listen: Annotated[str, AfterValidator(_port)] = Field(
         "127.0.0.1:8470", pattern=r"^[^:]+:\d+$|^\[[0-9a-f:]+\]:\d+$", description="host:port; port 0: any free one"
     )
     token: SecretStr | None = Field(

@@ -128,6 +128,8 @@ def test_a_size_without_its_unit_is_refused(tmp_path: Path) -> None:
         (GOOD.replace("air", '" air"'), "3:68", "has white space around it"),
         (GOOD.replace("air", "5"), "3:68", "database: should be a valid string"),
         (GOOD.replace("mongodb:", "http:"), "3:26", "not a MongoDB URI"),
+        (GOOD.replace("127.0.0.1:9092", "127.0.0.1:70000"), "1:28", "70000 is no port: the largest is 65535"),
+        (GOOD + "admin: {listen: '127.0.0.1:70000'}\n", "9:17", "70000 is no port: the largest is 65535"),
         (GOOD.replace("name: flights", "name: fl ights"), "3:12", "a name is lower-case letters"),
     ],
 )
