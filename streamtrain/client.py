@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from typing import Any, Literal
+from urllib.parse import quote
 
 from streamtrain.config import Admin
 from streamtrain.errors import AuthenticationError, DependencyError, StreamtrainError, UsageError
@@ -30,7 +31,7 @@ class AdminClient:
         return self._request("GET", "/v1/status")
 
     def retrain(self, job: str, *, start: Literal["scratch", "weights"]) -> dict[str, Any]:
-        return self._request("POST", f"/v1/jobs/{job}/retrain", {"from": start})
+        return self._request("POST", f"/v1/jobs/{quote(job, safe='')}/retrain", {"from": start})
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Accept": "application/json"}
@@ -44,6 +45,8 @@ class AdminClient:
             connection.request(method, path, None if body is None else json.dumps(body), headers)
             response = connection.getresponse()
             answer = json.loads(response.read() or b"{}")
+            if not isinstance(answer, dict):
+                raise ValueError("what answers is no daemon of streamtrain")
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise DependencyError(
@@ -54,7 +57,6 @@ class AdminClient:
             connection.close()
         if response.status >= http.client.BAD_REQUEST:
             raise _error(response.status, str(answer.get("detail", response.reason)))
-        assert isinstance(answer, dict)
         return answer
 
 
