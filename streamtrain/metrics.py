@@ -92,7 +92,7 @@ OLDEST_UNTRAINED = Gauge(
 )
 RETENTION_HEADROOM = Gauge(
     "streamtrain_retention_headroom_seconds",
-    "Until Kafka removes the oldest record that the job has not learned.",
+    "Until Kafka removes the oldest record that the job has not learned; +Inf when it has learned all.",
     ["job"],
 )
 RETENTION_STATE = Gauge(
@@ -156,6 +156,6 @@ CHECKPOINT_SECONDS = Histogram(
     ["job"],
     buckets=_SECONDS,
 )
-CHECKPOINT_AGE = Gauge(
+CHECKPOINT_TIME = Gauge(
     "streamtrain_checkpoint_time_seconds", "When the job's newest manifest was committed, Unix time.", ["job"]
 )

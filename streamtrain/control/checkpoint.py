@@ -98,7 +98,7 @@ class Checkpointer:
         await self._commit(manifest)
         self._last_at = self._clock.monotonic()
         metrics.CHECKPOINTS.labels(job).inc()
-        metrics.CHECKPOINT_AGE.labels(job).set(manifest.created_ms / 1000)
+        metrics.CHECKPOINT_TIME.labels(job).set(manifest.created_ms / 1000)
         metrics.CHECKPOINT_SECONDS.labels(job).observe(self._last_at - began)
         self._pruning = asyncio.create_task(self._prune())
         return manifest

@@ -3,6 +3,7 @@ after a thousand rounds it is as small as after one."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -58,10 +59,11 @@ class JobReport:
         if backlog is not None:
             metrics.BACKLOG.labels(self._job).set(backlog)
             metrics.OLDEST_UNTRAINED.labels(self._job).set(oldest_untrained_s or 0.0)
+        headroom_s = math.inf if backlog == 0 else None if retention is None else retention.headroom_s
+        if headroom_s is not None:
+            metrics.RETENTION_HEADROOM.labels(self._job).set(headroom_s)
         if retention is None:
             return
-        if retention.headroom_s is not None:
-            metrics.RETENTION_HEADROOM.labels(self._job).set(retention.headroom_s)
         for state in RetentionState:
             metrics.RETENTION_STATE.labels(self._job, state.value).set(state is retention.state)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from prometheus_client import REGISTRY
 
@@ -99,6 +101,13 @@ def test_what_is_not_known_does_not_become_a_number() -> None:
     assert metric("streamtrain_retention_headroom_seconds", job="unknown") == 12.0
     assert metric("streamtrain_retention_state", job="unknown", state="near") == 0
     assert metric("streamtrain_retention_state", job="unknown", state="ok") == 1
+
+
+def test_when_all_is_learned_nothing_is_about_to_expire() -> None:
+    job = JobReport(job="caught-up", labels=[LABEL], clock=FakeClock())
+    job.on_backlog(backlog=40, oldest_untrained_s=3.0, retention=Retention(RetentionState.NEAR, (0,), 12.0))
+    job.on_backlog(backlog=0, oldest_untrained_s=None, retention=Retention(RetentionState.OK))
+    assert metric("streamtrain_retention_headroom_seconds", job="caught-up") == math.inf
 
 
 def test_without_samples_there_is_no_quantile() -> None:
