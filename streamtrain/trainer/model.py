@@ -34,6 +34,7 @@ _TF_DTYPES = {
 }
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _STOCHASTIC = ("Random", "SpectralNormalization", "RandAugment", "AugMix", "MixUp", "CutMix", "AutoContrast")
+_RESHAPING = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Cast")
 _FUNCTIONAL = type(keras.Model(_input := keras.Input((1,)), _input))
 
 
@@ -106,7 +107,7 @@ class JobModel:
         keras.utils.set_random_seed(job.seed)  # the same first weights on every rank
         self.keras = self._build(builder or find_builder(job.model), dict(job.hyper))
         outputs = self._check()
-        self.logits = not _gives_probabilities(self.keras)
+        self.logits = not self._gives_probabilities()
         self.optimizer = self._optimizer(job.optimizer)
         self._losses = {label.field: self._loss(label, outputs[label.field]) for label in self.schema.labels}
         self.layers: list[Any] = _all_layers(self.keras)
@@ -139,9 +140,8 @@ class JobModel:
 
     def _check(self) -> dict[str, Tensor]:
         """Runs the model once on made-up rows (which also builds a lazily built one)."""
-        rows = {feature.field: _made_up(feature) for feature in self.schema.features}
         try:
-            raw = self.keras(self.inputs(rows), training=False)
+            raw = self.keras(self._made_up_inputs(), training=False)
         except Exception as error:
             fields = ", ".join(repr(feature.field) for feature in self.schema.features)
             raise ModelError(
@@ -152,6 +152,9 @@ class JobModel:
         if not self.keras.trainable_variables:
             raise ModelError(f"model {self._name!r} has no trainable weights", hint="is every layer frozen?")
         return self.outputs(raw)
+
+    def _made_up_inputs(self) -> Any:
+        return self.inputs({feature.field: _made_up(feature) for feature in self.schema.features})
 
     def inputs(self, columns: Mapping[str, Tensor]) -> Any:
         """Columns by field in the form in which the model takes them. Strings with `buckets` become int64 by the
@@ -207,6 +210,20 @@ class JobModel:
             hint=f"its output must be {wanted}",
         )
 
+    def _gives_probabilities(self) -> bool:
+        """Whether the output comes from a sigmoid or softmax, whatever shapes or casts it behind that: seen in the
+        operations of a traced call, so it holds for any kind of model. A compiled loss that says so overrules it."""
+
+        def answer() -> list[Tensor]:
+            return list(self.outputs(self.keras(self._made_up_inputs(), training=False)).values())
+
+        if all(label.task is Task.REGRESSION for label in self.schema.labels):
+            return False
+        operation = tf.function(answer, autograph=False).get_concrete_function().graph.outputs[0].op
+        while operation.type in _RESHAPING:
+            operation = operation.inputs[0].op
+        return operation.type in ("Sigmoid", "Softmax")
+
     # ------------------------------------------------------------------ losses and optimizer
 
     def _optimizer(self, wanted: Mapping[str, Any] | None) -> Any:
@@ -248,8 +265,9 @@ class JobModel:
                 f"the loss of model {self._name!r} is unknown: {_told(error)}",
                 hint="name one of keras.losses, or give a function of y_true and y_pred",
             ) from error
-        if getattr(function, "from_logits", False) or getattr(function, "_fn_kwargs", {}).get("from_logits"):
-            self.logits = True
+        from_logits = getattr(function, "from_logits", None)
+        if from_logits is not None:
+            self.logits = bool(from_logits)
         per_row = function.call if isinstance(function, keras.losses.Loss) else function
         column = label.task is Task.REGRESSION or len(output.shape) == 1
 
@@ -353,14 +371,6 @@ def _all_layers(model: keras.Model) -> list[Any]:
         if all(layer is not known for known in found):
             found.append(layer)
     return found
-
-
-def _gives_probabilities(model: keras.Model) -> bool:
-    """Whether the last layer ends in a sigmoid or softmax; a compiled loss says it by `from_logits`."""
-    last = model.layers[-1] if model.layers else None
-    if isinstance(last, keras.layers.Softmax):
-        return True
-    return getattr(getattr(last, "activation", None), "__name__", "") in {"sigmoid", "softmax"}
 
 
 def _differs_in_training(layer: Any) -> bool:

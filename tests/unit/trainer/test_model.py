@@ -187,10 +187,38 @@ def test_logits_and_probabilities_give_the_same_loss_for_the_same_belief(
     np.testing.assert_allclose(losses, np.log(label.get("classes", 2)), rtol=1e-5)
 
 
-def test_a_compiled_loss_says_by_itself_whether_it_takes_logits(make: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_a_compiled_loss_says_by_itself_whether_it_takes_logits(make: Callable[..., Any], from_logits: bool) -> None:
     import keras
 
-    assert make(dense(loss=keras.losses.BinaryCrossentropy(from_logits=True)), labels=[BINARY]).logits
+    loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
+    assert make(dense(loss=loss), labels=[BINARY]).logits is from_logits
+
+
+@pytest.mark.parametrize("form", ["operation", "layer", "reshaped", "subclassed"])
+def test_a_sigmoid_is_found_wherever_the_model_ends_in_it(make: Callable[..., Any], form: str) -> None:
+    import keras
+
+    class Subclassed(keras.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last = keras.layers.Dense(1, "sigmoid")
+            self.first = keras.layers.Dense(4)
+
+        def call(self, inputs: dict[str, Any]) -> Any:
+            return self.last(self.first(inputs["x"]))
+
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        if form == "subclassed":
+            return Subclassed()
+        x = keras.Input((2,), name="x")
+        score = keras.layers.Dense(1)(x)
+        if form == "operation":
+            return keras.Model(x, keras.ops.sigmoid(score))
+        probability = keras.layers.Activation("sigmoid")(score)
+        return keras.Model(x, keras.layers.Flatten()(probability) if form == "reshaped" else probability)
+
+    assert not make(build, labels=[BINARY]).logits
 
 
 def _named_inputs(schema: Schema, hyper: dict[str, Any]) -> list[Any]:
