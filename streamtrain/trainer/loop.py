@@ -272,7 +272,11 @@ class Loop:
                     state.assign(value)  # until the ranks' mean is known
         score = self._score(outputs, targets, losses, weights, scored) if apart is None else apart
         statistics = self._statistics(columns, targets, weights)
-        return _all_reduce(tf.concat([*flat, *moved, *statistics, weight[None], objective[None], score], axis=0))
+        vector = tf.concat([*flat, *moved, *statistics, weight[None], objective[None], score], axis=0)
+        if model.reduction == "mean" or not model.keras.losses:  # else a regularizer counts without rows too
+            # Without rows the model has run on made-up ones, and what it cannot take is no number even at weight 0.
+            vector = tf.where(weight > 0, vector, tf.zeros_like(vector))
+        return _all_reduce(vector)
 
     def _apply(self, reduced: Tensor) -> None:
         """The optimizer's step, and the running statistics', from the reduced vector; on every rank alike."""

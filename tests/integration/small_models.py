@@ -23,6 +23,12 @@ def mlp(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
     return keras.Model([x, count, word], keras.layers.Dense(1)(hidden))
 
 
+def directed(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
+    """Divides by the length of a vector, which is no number where there is none."""
+    x = keras.Input((6,), name="x")
+    return keras.Model(x, keras.layers.Dense(1)(x / keras.ops.norm(x, axis=-1, keepdims=True)))
+
+
 def noisy(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
     """Layers that behave differently in training: plain batch normalisation, and dropout with masks of its own."""
     x = keras.Input((6,), name="x")

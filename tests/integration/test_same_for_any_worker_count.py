@@ -91,6 +91,7 @@ def test_float64_weights_agree_to_1e_10_after_200_rounds(tmp_path: Path) -> None
         {**mlp, "name": "sgd", "optimizer": SGD},
         {**mlp, "name": "adam", "optimizer": ADAM},
         {**common, "name": "builtin", "model": "builtin"},
+        {**common, "name": "directed", "model": "small_models:directed", "optimizer": SGD, "rounds": 40},
         {**mlp, "name": "sum", "optimizer": {**SGD, "learning_rate": 1e-4}, "loss_reduction": "sum", "rounds": 40},
         {**common, "name": "classifier", "model": "builtin", "optimizer": ADAM, "label": CLASSIFICATION, "rounds": 40},
     ]
