@@ -30,6 +30,13 @@ def merge(first: Scores, second: Scores) -> Scores:
     )
 
 
+def merge_by_label(first: Mapping[str, Scores], second: Mapping[str, Scores]) -> dict[str, Scores]:
+    return {
+        label: merge(first.get(label, Scores()), second.get(label, Scores()))
+        for label in dict.fromkeys([*first, *second])
+    }
+
+
 def _add(first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, ...]:
     if not first or not second:
         return tuple(first or second)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 # --------------------------------------------------------------------------- schema
 
@@ -219,17 +219,6 @@ class Retention:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
-    """The rolling window as offset ranges, one per partition in order of partition."""
-
-    ranges: tuple[OffsetRange, ...]
-
-    @property
-    def begins(self) -> tuple[int, ...]:
-        return tuple(r.begin for r in self.ranges)
-
-
-@dataclass(frozen=True, slots=True)
 class Round:
     """What is agreed before a round starts (DESIGN idea 4).
 
@@ -322,6 +311,9 @@ class RoundCounts:
     replayed: int = 0
     late_labels: int = 0  # of `learned`: the document had been waiting for its label
 
+    def __add__(self, other: RoundCounts) -> RoundCounts:
+        return RoundCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class RoundReport:
@@ -387,13 +379,4 @@ class Manifest:
     artifacts: Mapping[str, ArtifactRef]
     schema_fingerprint: str
     model_fingerprint: str
-    worker_state: Mapping[str, Any] = field(default_factory=dict)
     retrain_until: tuple[Learned, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Allocation:
-    """Workers granted to a job: how many, of which kind."""
-
-    workers: int
-    accelerator: Literal["cpu", "gpu"] = "cpu"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import fields
 
 from streamtrain.errors import WorkerError
 from streamtrain.types import Learned, RoundCounts, RoundReport
@@ -34,7 +33,7 @@ def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
     return RoundReport(
         round=first.round,
         learned=dict(sorted(learned.items())),
-        counts=add_counts([report.counts for report in reports]),
+        counts=sum((report.counts for report in reports), RoundCounts()),
         steps=first.steps,
         scores=first.scores,
         dead_letter_reasons=dict(reasons),
@@ -43,7 +42,3 @@ def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
         memory_rows=sum(report.memory_rows for report in reports),
         memory_bytes=sum(report.memory_bytes for report in reports),
     )
-
-
-def add_counts(counts: Sequence[RoundCounts]) -> RoundCounts:
-    return RoundCounts(**{each.name: sum(getattr(part, each.name) for part in counts) for each in fields(RoundCounts)})

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from streamtrain import scores
-from streamtrain.control.merge import add_counts
 from streamtrain.errors import ContinuityError
 from streamtrain.types import Frontier, Learned, Manifest, PartitionFrontier, Round, RoundCounts, RoundReport, Scores
 
@@ -49,11 +48,8 @@ class Progress:
             rounds=self.rounds + 1,
             steps=self.steps + report.steps,
             rows_learned=self.rows_learned + report.counts.learned,
-            counts=add_counts([self.counts, report.counts]),
-            scores={
-                label: scores.merge(self.scores.get(label, Scores()), report.scores.get(label, Scores()))
-                for label in dict.fromkeys([*self.scores, *report.scores])
-            },
+            counts=self.counts + report.counts,
+            scores=scores.merge_by_label(self.scores, report.scores),
             retrain_until=None if _reached(learned, self.retrain_until) else self.retrain_until,
         )
 

@@ -123,13 +123,11 @@ def round_seed(seed: int, number: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
-def window_begins(
-    time_begins: Sequence[int], frontier: Frontier, max_records: int, previous: Sequence[int] | None = None
-) -> tuple[int, ...]:
+def window_begins(time_begins: Sequence[int], frontier: Frontier, max_records: int) -> tuple[int, ...]:
     """Where the window begins: where its duration does, and later where it would hold more than `max_records`.
 
     time_begins: the first offset inside the duration. Records are estimated from offsets by the partition's own
-    share of records among its offsets. Never earlier than `previous`, nor than the log start.
+    share of records among its offsets. Never earlier than the log start.
     """
     begins = []
     estimates = []
@@ -144,6 +142,4 @@ def window_begins(
         begins = [
             part.end - int((part.end - begin) * kept) for begin, part in zip(begins, frontier.partitions, strict=True)
         ]
-    if previous is None:
-        return tuple(begins)
-    return tuple(max(begin, before) for begin, before in zip(begins, previous, strict=True))
+    return tuple(begins)

