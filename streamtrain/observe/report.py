@@ -11,7 +11,7 @@ from typing import Any
 
 from streamtrain import metrics, scores
 from streamtrain.clock import Clock
-from streamtrain.freshness import quantile
+from streamtrain.observe.freshness import quantile
 from streamtrain.types import FRESHNESS_BUCKETS_MS, Label, Retention, RetentionState, RoundCounts, RoundReport, Scores
 
 RECENT_S = 60.0  # what "recent" means for freshness and scores
@@ -42,7 +42,7 @@ class JobReport:
         now = self._clock.monotonic()
         self._rounds += 1
         self._steps += report.steps
-        self._counts = _add(self._counts, report.counts)
+        self._counts += report.counts
         for reason, count in report.dead_letter_reasons.items():
             self._reasons[reason] = self._reasons.get(reason, 0) + count
         self._timings = dict(report.timings)
@@ -50,7 +50,7 @@ class JobReport:
         self._freshness.add(now, report.freshness_ms)
         for bucket, count in enumerate(report.freshness_ms):
             self._total_freshness[bucket] += count
-        self._scores = _merge(self._scores, report.scores)
+        self._scores = scores.merge_by_label(self._scores, report.scores)
         self._remember_scores(now, report.scores)
         self._export(now, report)
 
@@ -73,7 +73,7 @@ class JobReport:
         self._forget_scores(now)
         recent = dict[str, Scores]()
         for _at, part in self._recent_scores:
-            recent = _merge(recent, part)
+            recent = scores.merge_by_label(recent, part)
         return {
             "rounds": self._rounds,
             "steps": self._steps,
@@ -95,7 +95,7 @@ class JobReport:
     def _remember_scores(self, now: float, new: Mapping[str, Scores]) -> None:
         if self._recent_scores and now - self._recent_scores[-1][0] < _SLOT_S:
             at, last = self._recent_scores.pop()
-            self._recent_scores.append((at, _merge(last, new)))
+            self._recent_scores.append((at, scores.merge_by_label(last, new)))
         else:
             self._recent_scores.append((now, dict(new)))
         self._forget_scores(now)
@@ -157,14 +157,3 @@ class _Recent:
 
 def _quantiles(counts: list[int]) -> dict[str, float | None]:
     return {name: quantile(counts, q) for name, q in _QUANTILES.items()}
-
-
-def _add(one: RoundCounts, other: RoundCounts) -> RoundCounts:
-    return RoundCounts(**{name: value + getattr(other, name) for name, value in asdict(one).items()})
-
-
-def _merge(one: Mapping[str, Scores], other: Mapping[str, Scores]) -> dict[str, Scores]:
-    return {
-        label: scores.merge(one.get(label, Scores()), other.get(label, Scores()))
-        for label in dict.fromkeys([*one, *other])
-    }

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+COMPOSITION = {
+    "daemon", "source_part", "job_part", "overview", "connections", "validation", "sandbox_command", "cli",
+}  # fmt: skip
 
 
 def test_wheel_holds_the_whole_package_and_nothing_else(tmp_path: Path) -> None:
@@ -24,3 +28,17 @@ def test_wheel_holds_the_whole_package_and_nothing_else(tmp_path: Path) -> None:
     (license_,) = [name for name in names if name.endswith("LICENSE")]
     assert entry_points
     assert license_
+
+
+def test_no_module_of_the_top_level_is_forgotten_by_the_import_contracts() -> None:
+    """import-linter checks what it is told of: a new leaf must be told of, or it may import what it likes."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    told = {
+        each["name"]: {module.removeprefix("streamtrain.") for module in each.get("source_modules", ())}
+        for each in contracts
+    }
+    package = ROOT / "streamtrain"
+    modules = {path.stem for path in package.glob("*.py")} - {"__init__", "__main__"}
+    stages = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert told["Leaves import no stage"] == modules - COMPOSITION
+    assert told["Only the trainer imports TensorFlow"] == (modules | stages) - {"trainer"}

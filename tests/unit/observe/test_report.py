@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from streamtrain.clock import FakeClock
-from streamtrain.freshness import quantile
+from streamtrain.observe.freshness import quantile
 from streamtrain.observe.report import RECENT_S, JobReport
 from streamtrain.types import (
     FRESHNESS_BUCKETS_MS,
