@@ -37,7 +37,7 @@ _LENGTH_BYTES = 4
 class Ready:
     """A standby: TensorFlow is imported, nothing is initialised. port: free for TensorFlow's server."""
 
-    token: str
+    token: str = field(repr=False)
     pid: int
     host: str
     port: int

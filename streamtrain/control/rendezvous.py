@@ -77,10 +77,11 @@ class Rendezvous:
                 if isinstance(message, Ready) and hmac.compare_digest(message.token.encode(), self.token.encode()):
                     welcome = True
                     self.arrivals.put_nowait(Arrival(message, reader, writer))
+            if not welcome:
+                _log.warning("refused a control connection that did not show this generation's token")
         finally:
             if not welcome:
                 writer.close()
-                _log.warning("refused a control connection that did not show this generation's token")
 
 
 def _private_folder() -> Path:
