@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable
@@ -39,7 +41,11 @@ class Deployment:
         self._config_file = folder / "streamtrain.yaml"
         self._config_file.write_text(yaml.safe_dump(config))
         self._url = f"http://{config['admin']['listen']}"
-        self._env = {**os.environ, "PYTHONPATH": str(python_path)} if python_path else dict(os.environ)
+        # What is killed cleans nothing up; a short path, since that of a Unix socket is limited.
+        self._scratch = Path(tempfile.mkdtemp(prefix="st-"))
+        self._env = {**os.environ, "TMPDIR": str(self._scratch)}
+        if python_path is not None:
+            self._env["PYTHONPATH"] = str(python_path)
         self._starts = 0
         self.daemon: subprocess.Popen[bytes] | None = None
 
@@ -50,6 +56,7 @@ class Deployment:
 
     def start(self) -> None:
         self._starts += 1
+        self._scratch.mkdir(exist_ok=True)
         with self.log_file.open("wb") as log:
             self.daemon = subprocess.Popen(
                 [sys.executable, "-m", "streamtrain", "run", "--config", str(self._config_file)],
@@ -100,9 +107,13 @@ class Deployment:
         return self.daemon.wait(timeout)
 
     def stop(self) -> None:
-        """For the end of a test: whatever still runs is gone afterwards."""
-        if self.daemon is None:
-            return
+        """For the end of a test: whatever still runs is gone afterwards, and what it left in its folder."""
+        if self.daemon is not None:
+            self._end()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def _end(self) -> None:
+        assert self.daemon is not None
         workers = self.workers()
         if self.daemon.poll() is None:
             self.kill()
