@@ -43,7 +43,8 @@ class Letter:
 
 
 class DeadLetters:
-    """Writes letters of one job. The producer starts with the first letter: most jobs never write one."""
+    """Writes letters of one job. The producer starts with the first letter: most jobs never write one. Once a letter
+    is lost every later call fails too: the rounds that it belongs to must not be saved."""
 
     def __init__(self, *, kafka: config.Kafka, topic: str) -> None:
         self._kafka = kafka
@@ -51,19 +52,28 @@ class DeadLetters:
         self._producer: AIOKafkaProducer | None = None
         self._pending: dict[asyncio.Future[object], Letter] = {}  # not known to be acknowledged
         self._pending_bytes = 0
+        self._turn = asyncio.Lock()  # a flush may be asked for while another, or a write, waits for the broker
+        self._lost: KafkaError | None = None
 
     async def write(self, letters: Sequence[Letter]) -> None:
         """Takes the letters over; waits while too many are not acknowledged. Raises KafkaError."""
-        for letter in letters:
-            if len(self._pending) >= _PENDING or self._pending_bytes >= _PENDING_BYTES:
-                await self.flush()
-            try:
-                await self._send(letter)
-            except kafka_errors.MessageSizeTooLargeError:  # more than the producer takes: it was not sent
-                await self._send(letter.named())
+        async with self._turn:
+            for letter in letters:
+                if len(self._pending) >= _PENDING or self._pending_bytes >= _PENDING_BYTES:
+                    await self._flush()
+                try:
+                    await self._send(letter)
+                except kafka_errors.MessageSizeTooLargeError:  # more than the producer takes: it was not sent
+                    await self._send(letter.named())
 
     async def flush(self) -> None:
         """Returns once all letters are acknowledged by all in-sync replicas. Raises KafkaError."""
+        async with self._turn:
+            await self._flush()
+
+    async def _flush(self) -> None:
+        if self._lost is not None:
+            raise self._lost
         while self._pending:
             pending, self._pending, self._pending_bytes = self._pending, {}, 0
             try:
@@ -81,7 +91,7 @@ class DeadLetters:
 
     async def _again(self, failed: Sequence[tuple[Letter, BaseException]]) -> None:
         """Names the records that the topic does not take as a whole. Raises KafkaError when there was another reason
-        for a failure: letters are lost then, and the rounds that they belong to are not saved."""
+        for a failure: letters are lost then."""
         too_large = [isinstance(error, _TOO_LARGE) and letter.value != b"" for letter, error in failed]
         if not any(too_large):
             raise self._failed(failed[0][1]) from failed[0][1]
@@ -131,7 +141,8 @@ class DeadLetters:
         return self._producer
 
     def _failed(self, error: BaseException) -> KafkaError:
-        return KafkaError(
+        self._lost = KafkaError(
             f"dead letters cannot be written to {self._topic}: {error or type(error).__name__}",
             hint="does the topic exist, and may this user write to it?",
         )
+        return self._lost
