@@ -37,9 +37,13 @@ EXIT_INTERRUPTED = 130
 
 
 class StreamtrainError(Exception):
-    """Base of all errors; `hint` says what to do about it, and is shown under the message."""
+    """Base of all errors; `hint` says what to do about it, and is shown under the message.
+
+    fatal: a job that meets it would meet it again in its next generation: somebody must change something.
+    """
 
     exit_code = EXIT_INTERNAL
+    fatal = False
 
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
@@ -56,6 +60,7 @@ class UsageError(StreamtrainError):
 
 class ConfigError(StreamtrainError):
     exit_code = EXIT_CONFIG
+    fatal = True
 
 
 class SettingsError(ConfigError):
@@ -83,7 +88,7 @@ class KafkaError(DependencyError):
 
 
 class AuthenticationError(DependencyError):
-    pass
+    fatal = True
 
 
 class PermissionMissingError(DependencyError):
@@ -123,11 +128,11 @@ class ContinuityError(StreamtrainError):
 
 
 class OffsetError(StreamtrainError):
-    pass
+    fatal = True
 
 
 class ArtifactError(StreamtrainError):
-    pass
+    fatal = True
 
 
 class WorkerError(StreamtrainError):
@@ -135,7 +140,7 @@ class WorkerError(StreamtrainError):
 
 
 class WorkerFailedError(WorkerError):
-    """kind: the class name of the worker's error. fatal: a new generation would fail the same way."""
+    """kind: the class name of the worker's error, and whether that was fatal."""
 
     def __init__(self, message: str, *, hint: str = "", kind: str, fatal: bool) -> None:
         super().__init__(message, hint=hint)

@@ -22,7 +22,7 @@ from streamtrain.control.observer import Observer
 from streamtrain.control.progress import learned_more, of_manifest
 from streamtrain.control.rounds import Rounds
 from streamtrain.control.status import JobStatus, checkpoint_status, retrain_status
-from streamtrain.errors import ConfigError, FencedError, OffsetError, StreamtrainError, WorkerFailedError
+from streamtrain.errors import ConfigError, FencedError, StreamtrainError, WorkerFailedError
 from streamtrain.ports import Action as ReportAction
 from streamtrain.ports import LeasePort, ManifestPort, OffsetsPort, Planner
 from streamtrain.protocol import Form
@@ -172,9 +172,7 @@ class Controller:
         metrics.WORKER_FAILURES.labels(self._job.name, kind).inc()
         if isinstance(error, FencedError):
             return Event.HALT
-        if isinstance(error, (ConfigError, OffsetError)) or (isinstance(error, WorkerFailedError) and error.fatal):
-            return Event.FATAL
-        return Event.FAILED
+        return Event.FATAL if error.fatal else Event.FAILED
 
     async def _apply(self, event: Event) -> None:
         before = self._state

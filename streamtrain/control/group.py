@@ -13,14 +13,13 @@ from typing import Any, TypeVar
 
 import structlog
 
-from streamtrain import errors
 from streamtrain.clock import Clock
 from streamtrain.control.launcher.port import Launcher, WorkerProcess
 from streamtrain.control.member import Member
 from streamtrain.control.merge import merge_reports
 from streamtrain.control.rendezvous import Rendezvous
 from streamtrain.control.startup import Startup
-from streamtrain.errors import ConfigError, OffsetError, StreamtrainError, WorkerError, WorkerFailedError
+from streamtrain.errors import StreamtrainError, WorkerError, WorkerFailedError
 from streamtrain.protocol import (
     Failed,
     Form,
@@ -343,19 +342,17 @@ def _tf_config(addresses: list[str], rank: int) -> str:
 
 
 def _failure(failed: Failed, member: Member) -> WorkerFailedError:
-    kind = getattr(errors, failed.kind, None)
-    known = isinstance(kind, type) and issubclass(kind, (ConfigError, OffsetError))
     return WorkerFailedError(
         f"{failed.message} ({failed.kind}, rank {member.rank}, pid {member.pid})",
         hint=failed.hint,
         kind=failed.kind,
-        fatal=failed.fatal or known,
+        fatal=failed.fatal,
     )
 
 
 def _most_telling(failures: list[StreamtrainError]) -> StreamtrainError:
     """What a worker said before what was seen of it from outside; a fatal reason before any other."""
-    fatal = [each for each in failures if isinstance(each, WorkerFailedError) and each.fatal]
+    fatal = [each for each in failures if each.fatal]
     said = [each for each in failures if isinstance(each, WorkerFailedError)]
     return (fatal or said or failures)[0]
 

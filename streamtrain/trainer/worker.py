@@ -13,22 +13,13 @@ import structlog
 
 from streamtrain import logs
 from streamtrain.clock import Clock, SystemClock
-from streamtrain.errors import (
-    EXIT_INTERNAL,
-    EXIT_OK,
-    ArtifactError,
-    AuthenticationError,
-    ConfigError,
-    StreamtrainError,
-    WorkerError,
-)
+from streamtrain.errors import EXIT_INTERNAL, EXIT_OK, StreamtrainError, WorkerError
 from streamtrain.masking import Mask
 from streamtrain.protocol import Failed, Form, Ready
 from streamtrain.trainer.channel import Channel, connect
 
 _log = structlog.get_logger()
 _JOIN_TOKEN = "STREAMTRAIN_JOIN_TOKEN"
-_FATAL = (ConfigError, ArtifactError, AuthenticationError)  # a new generation would fail the same way
 _MESSAGE_CHARACTERS = 2000
 
 
@@ -54,7 +45,7 @@ def _reserve_port() -> socket.socket:
 def _failure(error: Exception, generation: int) -> Failed:
     kind = type(error).__name__
     if isinstance(error, StreamtrainError):
-        return Failed(generation, kind, error.message, error.hint, fatal=isinstance(error, _FATAL))
+        return Failed(generation, kind, error.message, error.hint, fatal=error.fatal)
     return Failed(generation, kind, f"{kind}: {error}"[:_MESSAGE_CHARACTERS])
 
 

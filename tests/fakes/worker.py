@@ -74,7 +74,7 @@ class Behaviour:
                 worker.send(Progress(worker.form.generation, "step", 1))
         elif self.what in ("fail", "fatal") and worker is not None:
             kind = "ModelError" if self.what == "fatal" else "UnavailableError"
-            worker.send(Failed(worker.form.generation, kind, "told to fail", "stop telling it", False))
+            worker.send(Failed(worker.form.generation, kind, "told to fail", "stop telling it", kind == "ModelError"))
             os._exit(70)
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from streamtrain.control import checkpoint
 from streamtrain.control.machine import Phase
-from streamtrain.errors import FencedError, MongoError, StreamtrainError
+from streamtrain.errors import AuthenticationError, FencedError, MongoError, StreamtrainError
 from streamtrain.types import Manifest, RetentionState
 from tests.fakes.control import fake_job, ledger
 from tests.fakes.job import PARTITIONS, Setup, until
@@ -123,6 +123,19 @@ async def test_a_fatal_failure_pauses_the_job_and_says_why(setup: Setup) -> None
         await until(lambda: controller.status().rows_learned == 10)
         assert controller.status().reason == ""
     setup.assert_learned_once()
+
+
+async def test_what_would_fail_again_pauses_the_job_whoever_meets_it(setup: Setup) -> None:
+    """Here the daemon itself: credentials that are wrong are not tried for ever."""
+
+    async def claim(job: str, *, epoch: int) -> Manifest | None:
+        raise AuthenticationError("wrong password", hint="set the right one")
+
+    setup.manifests.claim = claim  # type: ignore[method-assign]
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        assert controller.status().hint == "set the right one"
+        assert setup.launcher.launched == []
 
 
 async def test_a_report_that_contradicts_its_round_is_not_believed(setup: Setup) -> None:
