@@ -71,7 +71,7 @@ def restore_state(model: JobModel, path: Path, *, rank: int) -> None:
         dtype = meta["dtypes"][name]
         variable.assign(value if value.dtype.name == dtype else value.view(np.asarray(variable.numpy()).dtype))
     for index, state in enumerate(model.seeds):
-        value = arrays[f"seed/{index}"]
+        value = arrays.get(f"seed/{index}", np.array(state.numpy()))  # dropout that is new draws from its own
         state.assign(value + np.array([rank, 0], value.dtype))
 
 

@@ -81,6 +81,26 @@ def test_ranks_draw_masks_of_their_own_before_and_after_a_restore(strategy: Any,
     assert [np.array(seed.numpy()).tolist() for seed in case.model.seeds] == [seed.tolist() for seed in seeds]
 
 
+def test_dropout_that_was_added_or_removed_does_not_make_the_state_useless(strategy: Any, tmp_path: Path) -> None:
+    from streamtrain.trainer.checkpoint import restore_state, state_bytes
+
+    def plain(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        layers = [layer for layer in net(schema, hyper).layers if not isinstance(layer, keras.layers.Dropout)]
+        return keras.Sequential([keras.Input((2,)), *layers])
+
+    path = tmp_path / "state.npz"
+    with_dropout, without = trained(strategy), LoopCase(strategy, builder=plain, optimizer=ADAM)
+    path.write_bytes(state_bytes(with_dropout.model, rank=0))
+    restore_state(without.model, path, rank=1)
+    path.write_bytes(state_bytes(without.model, rank=1))
+    again = LoopCase(strategy, builder=net, optimizer=ADAM)
+    restore_state(again.model, path, rank=1)
+    for one, other in zip(with_dropout.model.keras.weights, again.model.keras.weights, strict=True):
+        np.testing.assert_array_equal(one.numpy(), other.numpy())
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
