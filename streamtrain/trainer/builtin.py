@@ -61,6 +61,12 @@ def hyper_of(options: Mapping[str, Any]) -> Hyper:
 def build(schema: Schema, options: dict[str, Any]) -> keras.Model:
     """One output: [batch, 1] of a regression, or logits [batch, 1] of two classes or [batch, classes] of more."""
     hyper = hyper_of(options)
+    for feature in schema.features:
+        if feature.length is not None and feature.dtype in (DType.STRING, DType.DATETIME):
+            raise ModelError(
+                f"feature {feature.field!r}: the built-in model takes no vectors of {feature.dtype.value}s",
+                hint="leave it out, or write a model of your own (docs/models.md)",
+            )
     label = schema.labels[0]
     regression = label.task is Task.REGRESSION
     outputs = 1 if regression or label.classes == 2 else label.classes

@@ -169,6 +169,12 @@ def test_each_loss_can_be_saved_as_keras_and_answers_alike(strategy: Any, tmp_pa
     np.testing.assert_array_equal(loaded({"x": x}), case.model.keras({"x": x}))
 
 
+@pytest.mark.parametrize("dtype", ["string", "datetime"])
+def test_vectors_that_are_no_numbers_are_refused_by_name(strategy: Any, dtype: str) -> None:
+    with pytest.raises(ModelError, match=f"feature 'tags': the built-in model takes no vectors of {dtype}s"):
+        LoopCase(strategy, features=[{"field": "tags", "dtype": dtype, "length": 2}])
+
+
 @pytest.mark.parametrize(
     ("hyper", "message", "hint"),
     [
