@@ -27,6 +27,8 @@ _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)\s*$")
 _SIZE_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _FLOATS = frozenset({types.DType.FLOAT32, types.DType.FLOAT64})
+_LARGEST_FLOAT32 = 3.4028234663852886e38
+_NOT_IN_DATABASE = ' .$/\\\0"'
 NAME_PATTERN = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 
 
@@ -102,8 +104,15 @@ def _mongo_uri(value: SecretStr) -> SecretStr:
     return value
 
 
+def _database(value: str) -> str:
+    if wrong := [character for character in value if character in _NOT_IN_DATABASE]:
+        raise ValueError(f"the name of a MongoDB database cannot hold {wrong[0]!r}")
+    return value
+
+
 Servers = Annotated[str, AfterValidator(_servers)]
 ExactName = Annotated[str, Field(min_length=1), AfterValidator(_exact)]
+DatabaseName = Annotated[ExactName, Field(max_length=63), AfterValidator(_database)]
 MongoUri = Annotated[SecretStr, AfterValidator(_mongo_uri)]
 
 
@@ -160,7 +169,7 @@ class State(Section):
     uri: MongoUri | None = Field(
         None, description="MongoDB; or uri_file: the name of a file that holds it; default: the first source's"
     )
-    database: ExactName = Field("streamtrain", description="one for each deployment: the lease is in it")
+    database: DatabaseName = Field("streamtrain", description="one for each deployment: the lease is in it")
     artifacts: str = Field("gridfs", min_length=1, description="checkpoints' files: gridfs, or a directory")
 
 
@@ -191,7 +200,7 @@ class Source(Section):
 
     name: Name = Field(description="part of the topic's name; a new name starts afresh from now")
     uri: MongoUri = Field(description="MongoDB, a replica set or mongos; or uri_file: the name of a file that holds it")
-    database: ExactName = Field(description="of the collection")
+    database: DatabaseName = Field(description="of the collection")
     collection: ExactName = Field(description="what is followed")
     full_document: Literal["auto", "updateLookup", "whenAvailable", "required"] = Field(
         "auto", description="how an update gets its document; auto: post-images where the collection records them"
@@ -265,8 +274,8 @@ class RoundSpec(Section):
     """What is learned in one go."""
 
     max_wait: Duration = Field(0.1, description="how long a record may wait for others")
-    max_records: int = Field(16_384, ge=1, description="at most so many new ones")
-    batch_size: int = Field(256, ge=1, description="rows of a gradient step, over all workers")
+    max_records: int = Field(16_384, ge=1, le=10_000_000, description="at most so many new ones")
+    batch_size: int = Field(256, ge=1, le=1_000_000, description="rows of a gradient step, over all workers")
     replay_ratio: float = Field(1.0, ge=0, le=100, description="rows learned again for each new one")
 
 
@@ -303,7 +312,7 @@ class Job(Section):
     loss_reduction: Literal["mean", "sum"] = Field("mean", description="of a batch's weighted losses")
     dtype: Literal["float32", "float64"] = Field("float32", description="of weights and computation")
     workers: WorkersSpec = Field(WorkersSpec(), description="the processes that train it")
-    seed: int = Field(0, description="of first weights and replay")
+    seed: int = Field(0, ge=0, lt=2**32, description="of first weights and replay")
 
     @model_validator(mode="after")
     def _distinct(self) -> Job:
@@ -370,7 +379,7 @@ def _replaces(value: float | int | bool | str, dtype: types.DType) -> bool:
     if isinstance(value, (bool, str)) or not math.isfinite(value):
         return False
     if dtype in _FLOATS:
-        return True
+        return dtype is types.DType.FLOAT64 or abs(value) <= _LARGEST_FLOAT32
     bits = 31 if dtype is types.DType.INT32 else 63
     return value == int(value) and -(2**bits) <= value < 2**bits
 

@@ -110,6 +110,11 @@ def test_a_size_without_its_unit_is_refused(tmp_path: Path) -> None:
     ((_place, message),) = problems(tmp_path, GOOD.replace("collection: flights", "collection: flights, prefetch: 64"))
     assert "is not a size: write it like 512KiB, 64MiB or 2GiB" in message
 
+# Each alias stands for ten of the one before.
+LAUGHS = "    hyper:\n      a0: &a0 [1]\n" + "".join(
+    f"      a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
+)
+
 
 @pytest.mark.parametrize(
     ("text", "place", "message"),
@@ -123,6 +128,10 @@ def test_a_size_without_its_unit_is_refused(tmp_path: Path) -> None:
         (GOOD + "1: 2\n", "9:1", "a key that is not a text; put it in quotes"),
         (GOOD.replace("source: flights", "source: !!python/name:os.system x"), "6:13", "is not allowed: only plain"),
         (GOOD + "    hyper: &a {b: *a}\n", "9:12", "an alias that contains itself"),
+        (GOOD + "    hyper: " + "[" * 5000 + "]" * 5000, "1:1", "nested too deeply"),
+        (GOOD + "    hyper: " + "[" * 60 + "]" * 60, "9:60", "nested too deeply"),
+        (GOOD + LAUGHS, "10:16", "more than 100000 values"),
+        (GOOD.replace("air", "air.old"), "3:68", "the name of a MongoDB database cannot hold '.'"),
         (GOOD + "    hyper: {a: \x07}\n", "9:16", "the character U+0007 is not allowed"),
         (GOOD.replace("source: flights", "source: flight"), "6:13", "there is no source 'flight'"),
         (GOOD.replace("air", '" air"'), "3:68", "has white space around it"),
@@ -169,6 +178,7 @@ def test_a_merge_key_is_overridden_by_the_keys_beside_it(tmp_path: Path) -> None
         ("field: dep_delay", "field: arr_delay", "'arr_delay' is given twice"),
         ("float32}]", "float32, missing: none}]", "missing: 'none' is no float32"),
         ("float32}]", "float32, missing: .nan}]", "missing: nan is no float32"),
+        ("float32}]", "float32, missing: 1.0e+39}]", "missing: 1e+39 is no float32"),
         ("float32}]", "int32, missing: 0.5}]", "missing: 0.5 is no int32"),
         ("float32}]", "int32, missing: 3000000000}]", "missing: 3000000000 is no int32"),
         ("float32}]", "int64, missing: true}]", "missing: True is no int64"),
