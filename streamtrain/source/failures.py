@@ -15,13 +15,12 @@ from streamtrain.errors import (
     SourceError,
     StreamtrainError,
 )
+from streamtrain.mongo_failure import AUTHENTICATION_FAILED, UNAUTHORIZED, text
 
 MAKE_REPLICA_SET = (
     "start mongod with --replSet rs0 and run rs.initiate() once; one member is enough (streamtrain sandbox up "
     "starts a server to try things on)"
 )
-AUTHENTICATION_FAILED = frozenset({18, 8000, 11})  # 8000: Atlas, 11: no such user
-UNAUTHORIZED = 13
 HISTORY_LOST = frozenset({286, 280, 136})
 INVALID_RESUME_TOKEN = 260
 BROKEN_TOKEN = frozenset({9, 15, 40647, 40649})
@@ -111,9 +110,3 @@ def _final(code: int, namespace: str, said: str) -> StreamtrainError | None:
             hint="full_document: whenAvailable or auto goes on without it",
         )
     return None
-
-
-def text(error: BaseException) -> str:
-    """What an error says, on one line, without what the driver appends to the server's words."""
-    said = str(error).split(", full error:", 1)[0].split(" (configured timeouts:", 1)[0]
-    return " ".join(said.split())[:300]

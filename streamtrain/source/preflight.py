@@ -17,8 +17,9 @@ from pymongo.errors import OperationFailure, PyMongoError, ServerSelectionTimeou
 
 from streamtrain import config
 from streamtrain.errors import ConfigError, MongoError, StreamtrainError
+from streamtrain.mongo_failure import UNAUTHORIZED, text
 from streamtrain.source.change_stream import ChangeStream
-from streamtrain.source.failures import MAKE_REPLICA_SET, UNAUTHORIZED, meaning, text
+from streamtrain.source.failures import MAKE_REPLICA_SET, meaning
 from streamtrain.source.identity import SHARDED, Identity, pipeline_hash
 from streamtrain.types import Position, PositionKind
 

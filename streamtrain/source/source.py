@@ -28,9 +28,10 @@ from streamtrain.errors import (
     SourceError,
     StreamtrainError,
 )
+from streamtrain.mongo_failure import text
 from streamtrain.source import preflight
 from streamtrain.source.change_stream import ChangeStream
-from streamtrain.source.failures import is_known, meaning, text
+from streamtrain.source.failures import is_known, meaning
 from streamtrain.source.identity import verify
 from streamtrain.source.lookup import complete
 from streamtrain.source.prefetch import Prefetch
