@@ -31,10 +31,8 @@ from streamtrain.source.source_topic import (
     source_topics,
 )
 from streamtrain.topic_admin import ensure_topics
-from streamtrain.types import ChangeEvent, Position, PositionKind, Published
+from streamtrain.types import ChangeEvent, Position, Published
 
-# Positions of empty batches are a transaction each: no more than one in this time.
-POSITION_INTERVAL_S = 5.0
 # Less than the broker gives a transaction (producer.TRANSACTION_TIMEOUT_S).
 DELIVERY_TIMEOUT_S = 40.0
 START_TIMEOUT_S = 60.0
@@ -79,7 +77,6 @@ class Publisher:
         clock: Clock,
         may_publish: Callable[[], bool] = lambda: True,
         on_published: Callable[[Published], None] = lambda published: None,
-        position_interval_s: float = POSITION_INTERVAL_S,
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
         self._kafka = kafka
@@ -88,14 +85,12 @@ class Publisher:
         self._clock = clock
         self._may_publish = may_publish
         self._on_published = on_published
-        self._position_interval_s = position_interval_s
         self._batch_bytes = batch_bytes
         self._max_record_bytes = topics.MAX_MESSAGE_BYTES
         self._producer: AIOKafkaProducer | None = None
         self._topics: SourceTopics | None = None
         self._epoch: int | None = None
         self._committed: Position | None = None
-        self._committed_at = float("-inf")
         self._attempt: _Attempt | None = None
 
     @property
@@ -207,17 +202,16 @@ class Publisher:
         """All or nothing: the records of the events and the position behind them. Returns the committed position.
 
         `position` needs no counts and epochs. One of an empty batch is left out when it is not later than the
-        committed one or when one was committed just before. Events that cannot be records go to the source's
+        committed one. Events that cannot be records go to the source's
         dead-letter topic, in the same transaction. Waits while the lease is not held. After it has raised
         (KafkaError, FencedError, ...) nothing of the call is visible unless `start` returns its position.
         """
         if self._producer is None or self._epoch is None:
             raise KafkaError(f"source {self._source!r} is not publishing: start it first")
-        if (committed := self._committed) is not None:
-            if not events and self._may_be_left_out(position, committed):
+        if (committed := self._committed) is not None and not positions.may_follow(position, committed):
+            if not events:
                 return committed
-            if not positions.may_follow(position, committed):
-                raise SourceError(f"the change stream of source {self._source!r} has gone back behind its position")
+            raise SourceError(f"the change stream of source {self._source!r} has gone back behind its position")
         await self._until_allowed()
         try:
             async with asyncio.timeout(DELIVERY_TIMEOUT_S):
@@ -228,13 +222,6 @@ class Publisher:
         except BaseException:
             await self.close()
             raise
-
-    def _may_be_left_out(self, position: Position, committed: Position) -> bool:
-        if not positions.may_follow(position, committed):
-            return True
-        if position.kind is not PositionKind.POST_BATCH:
-            return False
-        return self._clock.monotonic() - self._committed_at < self._position_interval_s
 
     async def _transact(self, events: Sequence[ChangeEvent], position: Position) -> Position:
         producer, specs = self._producer, self._topics
@@ -314,7 +301,6 @@ class Publisher:
 
     def _settle(self, attempt: _Attempt) -> None:
         self._committed = attempt.position
-        self._committed_at = self._clock.monotonic()
         if attempt.published.records:
             self._on_published(attempt.published)
 

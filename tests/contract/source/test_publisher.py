@@ -11,7 +11,6 @@ from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
 from streamtrain import config, topics
-from streamtrain.clock import FakeClock
 from streamtrain.errors import FencedError, KafkaError, OffsetError, SourceError
 from streamtrain.source.publisher import Publisher
 from streamtrain.types import Operation, PositionKind, Published
@@ -140,17 +139,12 @@ async def test_a_cancelled_publish_can_be_taken_up_again(each_kafka_config):
 # ---------------------------------------------------------------------------------------- positions
 
 
-async def test_positions_of_empty_batches_are_throttled_and_never_go_backwards(each_kafka_config):
-    clock = FakeClock()
-    async with publishing(each_kafka_config, clock=clock, position_interval_s=5.0) as publisher:
+async def test_positions_of_empty_batches_never_go_backwards(each_kafka_config):
+    async with publishing(each_kafka_config) as publisher:
         await start(publisher)
-        first = await publisher.publish((), position(5, PositionKind.POST_BATCH))
-        assert first.kind is PositionKind.START, "one was committed just before"
-        clock.advance(5.0)
         assert (await publisher.publish((), position(6, PositionKind.POST_BATCH))).token == token(6)
-        clock.advance(5.0)
         assert (await publisher.publish((), position(4, PositionKind.POST_BATCH))).token == token(6)
-        assert (await publisher.publish((), position(7, PositionKind.INVALIDATE))).token == token(7), "never left out"
+        assert (await publisher.publish((), position(7, PositionKind.INVALIDATE))).token == token(7)
         with pytest.raises(SourceError, match="gone back"):
             await publisher.publish([event(3)], position(3))
 
