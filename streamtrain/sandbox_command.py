@@ -28,7 +28,12 @@ def up(*, mongo_port: int, kafka_port: int, data: str | None, json: bool) -> int
 
     with ExitStack() as stack:
         folder = Path(data) if data else Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="streamtrain-")))
-        (folder / "kafka").mkdir(parents=True, exist_ok=True)
+        try:
+            (folder / "kafka").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise DependencyError(
+                f"cannot keep data in {folder}: {error.strerror}", hint="name a folder that can be written with --data"
+            ) from error
         broker = stack.enter_context(KafkaBroker(directory=folder / "kafka", port=kafka_port or None))
         mongo = MongoProcess(port=mongo_port, data_file=folder / "mongodb")
         stack.callback(mongo.stop)

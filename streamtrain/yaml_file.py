@@ -11,7 +11,10 @@ from typing import Any
 import yaml
 
 Path = tuple[str | int, ...]
+_TOO_DEEP = "mappings or lists are nested too deeply"
 _MERGE_TAG = "tag:yaml.org,2002:merge"
+_DEEPEST = 50
+_MOST_VALUES = 100_000  # aliases of aliases multiply
 _PLAIN_TAGS = {
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map", "timestamp", "merge")
 }
@@ -83,6 +86,9 @@ def parse(text: str) -> Document:
             Problem(place, f"the character U+{ord(text[error.position]):04X} is not allowed in YAML")
         )
         return document
+    except RecursionError:  # PyYAML's own
+        document.problems.append(Problem(Place(1, 1), _TOO_DEEP))
+        return document
     if node is None:
         return document
     builder = _Builder(loader, document)
@@ -109,12 +115,21 @@ class _Builder:
     def __init__(self, loader: yaml.SafeLoader, document: Document) -> None:
         self._loader = loader
         self._document = document
+        self._built = 0
 
     def build(self, node: yaml.Node, path: Path, within: tuple[int, ...]) -> Any:
         place = Place(node.start_mark.line + 1, node.start_mark.column + 1, _width(node))
+        self._built += 1
+        if self._built > _MOST_VALUES:
+            if self._built == _MOST_VALUES + 1:
+                self._problem(place, f"more than {_MOST_VALUES} values, those behind aliases included")
+            return None
         self._document.values.setdefault(path, place)
         if id(node) in within:
             self._problem(place, "an alias that contains itself")
+            return None
+        if len(within) > _DEEPEST:
+            self._problem(place, _TOO_DEEP)
             return None
         if node.tag not in _PLAIN_TAGS:
             self._problem(place, f"the tag {node.tag!r} is not allowed: only plain values are")

@@ -125,6 +125,13 @@ def test_the_schema_is_printed_without_a_settings_file(tmp_path: Path) -> None:
     assert json.loads(done.stdout)["title"] == "Settings"
 
 
+def test_the_sandbox_says_where_it_cannot_keep_its_data(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    ended = streamtrain("sandbox", "up", "--mongo-port", "0", "--kafka-port", "0", "--data", str(tmp_path / "file"))
+    assert ended.returncode == EXIT_DEPENDENCY
+    assert f"cannot keep data in {tmp_path / 'file'}" in ended.stderr
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_OK)])
 def test_the_sandbox_prints_its_addresses_and_ends_with_a_signal(
     tmp_path: Path, number: signal.Signals, code: int

@@ -110,6 +110,7 @@ def test_a_size_without_its_unit_is_refused(tmp_path: Path) -> None:
     ((_place, message),) = problems(tmp_path, GOOD.replace("collection: flights", "collection: flights, prefetch: 64"))
     assert "is not a size: write it like 512KiB, 64MiB or 2GiB" in message
 
+
 # Each alias stands for ten of the one before.
 LAUGHS = "    hyper:\n      a0: &a0 [1]\n" + "".join(
     f"      a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10)
