@@ -29,10 +29,10 @@ def from_stored(document: Mapping[str, Any]) -> Manifest:
         raise StreamtrainError(
             f"the manifest {document['_id']} was written by a newer streamtrain", hint="upgrade this one"
         )
-    scores = {score["label"]: {k: v for k, v in score.items() if k != "label"} for score in fields.pop("scores")}
     try:
+        scores = {score["label"]: {k: v for k, v in score.items() if k != "label"} for score in fields.pop("scores")}
         return from_document(Manifest, {"id": fields.pop("_id"), **fields, "scores": scores})
-    except ValueError as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise StreamtrainError(f"the manifest {document['_id']} cannot be read: {type(error).__name__}") from error
 
 
