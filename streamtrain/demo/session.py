@@ -179,7 +179,6 @@ class Session:
             learn_history=tuple(self._learn_rate.history),
             job=self._job,
             comparison=self._comparison,
-            first_learned_s=self._first_learned_s,
         )
 
     def _summary(self, head: Manifest | None) -> Summary:

@@ -107,12 +107,10 @@ class LiveView:
     flight_time_ms: int = 0
     write_rate: float = 0.0
     learn_rate: float = 0.0
-    round_rate: float = 0.0
     write_history: tuple[float, ...] = ()
     learn_history: tuple[float, ...] = ()
     job: JobView = JobView()
     comparison: Comparison = Comparison()
-    first_learned_s: float | None = None
 
     @property
     def written(self) -> int:

@@ -12,12 +12,11 @@ import tensorflow as tf
 
 from streamtrain.clock import Clock
 from streamtrain.errors import ModelError
-from streamtrain.scores import merge
 from streamtrain.trainer.batches import Layout, Stack, layout_of, stacks, step_of_rows, steps_of
 from streamtrain.trainer.evaluate import ScoreLayout, score_sums
 from streamtrain.trainer.model import JobModel
 from streamtrain.trainer.rows import RoundRows
-from streamtrain.types import FRESHNESS_BUCKETS_MS, RoundReport, Scores
+from streamtrain.types import FRESHNESS_BUCKETS_MS, RoundReport
 
 Tensor = Any
 
@@ -374,12 +373,3 @@ def _count_freshness(histogram: npt.NDArray[np.int64], wall_ms: npt.NDArray[np.i
         ages = np.maximum(now * 1000.0 - wall_ms, 0.0)
         places = np.searchsorted(np.asarray(FRESHNESS_BUCKETS_MS), ages)
         histogram += np.bincount(places, minlength=len(histogram))
-
-
-def merged(reports: Sequence[RoundReport]) -> dict[str, Scores]:
-    """Scores over several rounds, per label field."""
-    total: dict[str, Scores] = {}
-    for report in reports:
-        for name, scores in report.scores.items():
-            total[name] = merge(total.get(name, Scores()), scores)
-    return total

@@ -24,7 +24,6 @@ INT32 = struct.Struct("<i")
 INT64 = struct.Struct("<q")
 UINT64 = struct.Struct("<Q")
 DOUBLE = struct.Struct("<d")
-EMPTY = b"\x05\x00\x00\x00\x00"
 
 _FIXED = {1: 8, 6: 0, 7: 12, 8: 1, 9: 8, 10: 0, 16: 4, 17: 8, 18: 8, 19: 16, 0x7F: 0, 0xFF: 0}
 

@@ -241,11 +241,3 @@ def test_a_loss_scaling_optimizer_moves_the_weights_as_its_inner_one(strategy: A
     for case in (scaled, plain):
         case.learn({"x": [[1.0, 2.0]] * 8}, [1.0] * 8)
     np.testing.assert_allclose(scaled.weights()[0], plain.weights()[0], rtol=1e-5)
-
-
-def test_merged_reports_add_up(strategy: Any) -> None:
-    case = linear_case(strategy)
-    reports = [case.learn({"x": [[1.0, 0.0]]}, [1.0]) for _ in range(3)]
-    from streamtrain.trainer.loop import merged
-
-    assert merged(reports)["y"].rows == 3
