@@ -179,7 +179,7 @@ class PartitionFrontier:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What a topic holds now. as_of: monotonic clock seconds. version: grows whenever something was published."""
+    """What a topic holds now. as_of: monotonic clock seconds. version: grows whenever the end moves."""
 
     topic: str
     epoch: int

@@ -84,7 +84,9 @@ class Offsets:
                 self._trouble = error.message
 
     async def _refresh(self) -> None:
+        """An end may be seen late: a new leader, and after a start a last stable offset that follows in its time."""
         self._begins = list(await self._kafka_log.begins())
+        before = tuple(self._ends)
         for partition, end in enumerate(await self._kafka_log.ends()):
             if end < self._stable[partition] and partition not in self._shrinking:
                 self._shrinking.add(partition)  # a leader that has just changed may say so once
@@ -93,6 +95,8 @@ class Offsets:
             self._ends[partition] = end if partition in self._shrinking else max(end, self._ends[partition])
             self._stable[partition] = end
             self._shrinking.discard(partition)
+        if tuple(self._ends) != before:
+            self._tell()
 
     # ----------------------------------------------------------------------- published
 
@@ -102,6 +106,10 @@ class Offsets:
             self._ends[partition] = max(self._ends[partition], end)
             self._counts[partition] = count
             self._ages[partition].add(count, now)
+        self._tell()
+
+    def _tell(self) -> None:
+        """Wakes whoever waits for more than there was."""
         self._version += 1
         self._moved.set()
         self._moved = asyncio.Event()
