@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import harness
 import limits
-import structlog
 
 from streamtrain import config
 from streamtrain.clock import SystemClock
@@ -157,9 +154,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=harness.REPEATS)
     options = parser.parse_args()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    with tempfile.TemporaryDirectory() as directory:
-        harness.report(asyncio.run(run(options, Path(directory))))
+    harness.run(run, options)
 
 
 if __name__ == "__main__":

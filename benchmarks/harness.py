@@ -6,13 +6,19 @@ turn, several times, and the smallest time of each counts: noise only ever adds.
 
 from __future__ import annotations
 
+import argparse
+import asyncio
 import json
 import resource
 import sys
+import tempfile
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+import structlog
 
 REPEATS = 5
 NOTE = "CPU time of the measuring process; smallest of interleaved repeats; ratios hold, times depend on the machine"
@@ -69,6 +75,15 @@ def summary(samples: list[Sample]) -> dict[str, float]:
 def max_rss_mib() -> float:
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return round(peak / (1024**2 if sys.platform == "darwin" else 1024), 1)
+
+
+def run(
+    benchmark: Callable[[argparse.Namespace, Path], Coroutine[Any, Any, Mapping[str, Any]]], options: argparse.Namespace
+) -> None:
+    """Runs a benchmark in a folder that is gone afterwards, and reports its result. What is logged goes to stderr."""
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    with tempfile.TemporaryDirectory() as directory:
+        report(asyncio.run(benchmark(options, Path(directory))))
 
 
 def report(result: Mapping[str, Any]) -> None:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import sys
-import tempfile
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
 import bson
 import harness
-import structlog
 from aiokafka import AIOKafkaProducer
 
 from streamtrain import config
@@ -151,10 +148,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=harness.REPEATS)
     options = parser.parse_args()
-    # Only what is wrong, and that on stderr: stdout is for the result.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    with tempfile.TemporaryDirectory() as directory:
-        harness.report(asyncio.run(run(options, Path(directory))))
+    harness.run(run, options)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ import os
 import sys
 import time
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from streamtrain.trainer.worker import quieten
@@ -20,24 +21,19 @@ quieten(os.environ)
 
 import numpy as np  # noqa: E402
 import tensorflow as tf  # noqa: E402
+import yaml  # noqa: E402
 
 from streamtrain import config, scores  # noqa: E402
 from streamtrain.clock import SystemClock  # noqa: E402
 from streamtrain.demo.baselines import MeanBaseline, ShiftBaseline  # noqa: E402
+from streamtrain.demo.configuration import LABEL, Addresses, configuration  # noqa: E402
 from streamtrain.sandbox.streams import Write, flights  # noqa: E402
+from streamtrain.trainer.assemble import spread  # noqa: E402
 from streamtrain.trainer.loop import Loop  # noqa: E402
 from streamtrain.trainer.model import JobModel, set_precision  # noqa: E402
 from streamtrain.trainer.rows import RoundRows, Rows  # noqa: E402
 from streamtrain.types import DType, Round, RoundCounts, Schema, Scores  # noqa: E402
 
-LABEL = "arr_delay"
-FEATURES = (
-    *({"field": name, "dtype": "float32"} for name in ("dep_delay", "block", "distance")),
-    *({"field": name, "dtype": "float32"} for name in ("sched_dep_time", "sched_arr_time")),
-    *({"field": f"recent.{name}", "dtype": "float32"} for name in ("dest", "origin", "flight")),
-    *({"field": name, "dtype": "int32"} for name in ("hour", "weekday")),
-    *({"field": name, "dtype": "string"} for name in ("carrier", "origin", "dest")),
-)
 MARKS = (200, 1_000, 5_000, 20_000, 60_000)
 WINDOW = 20_000
 _NUMPY = {DType.FLOAT32: np.float32, DType.INT32: np.int32, DType.STRING: object}
@@ -85,10 +81,7 @@ def _value(document: dict[str, Any], path: str) -> Any:
 def rows_of(data: Labelled, index: Any, fresh: int) -> Rows:
     """The rows at `index`; the first `fresh` of them are new, the rest are replayed; spread evenly."""
     n = len(index)
-    place = np.argsort(
-        np.concatenate([(np.arange(fresh) + 0.5) / fresh, (np.arange(n - fresh) + 0.5) / max(1, n - fresh)]),
-        kind="stable",
-    )
+    place = spread(fresh, n - fresh)
     index, scored = index[place], (np.arange(n) < fresh)[place]
     return Rows(
         partition=0,
@@ -100,6 +93,13 @@ def rows_of(data: Labelled, index: Any, fresh: int) -> Rows:
     )
 
 
+def demo_job(**settings: Any) -> config.Job:
+    """The job of `streamtrain demo`."""
+    nowhere = Addresses(mongo="mongodb://localhost", kafka="localhost:9092", admin="127.0.0.1:0")
+    written = yaml.safe_load(configuration(addresses=nowhere, artifacts=Path("checkpoints"), workers=1))
+    return config.Job.model_validate({**written["jobs"][0], **settings})
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--labels", type=int, default=330_000)
@@ -109,16 +109,7 @@ def main() -> None:
     parser.add_argument("--hyper", type=json.loads, default={})
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    job = config.Job.model_validate(
-        {
-            "name": "flights",
-            "source": "flights",
-            "features": FEATURES,
-            "labels": [{"field": LABEL, "dtype": "float32", "task": "regression"}],
-            "hyper": options.hyper,
-            "seed": options.seed,
-        }
-    )
+    job = demo_job(hyper=options.hyper, seed=options.seed)
     data = labelled_flights(job.schema_(), options.labels)
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     set_precision(job.dtype)

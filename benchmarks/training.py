@@ -13,7 +13,6 @@ import json
 import os
 import socket
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ import harness  # noqa: E402
 import keras  # noqa: E402
 import limits  # noqa: E402
 import numpy as np  # noqa: E402
-import structlog  # noqa: E402
 import tensorflow as tf  # noqa: E402
 from decode import feed_rounds  # noqa: E402
 
@@ -175,9 +173,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=24)
     parser.add_argument("--repeats", type=int, default=harness.REPEATS)
     options = parser.parse_args()
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
-    with tempfile.TemporaryDirectory() as directory:
-        harness.report(asyncio.run(run(options, Path(directory))))
+    harness.run(run, options)
     sys.stdout.flush()
     os._exit(0)  # TensorFlow's server of the cluster has no end
 
