@@ -10,6 +10,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import select
 import signal
 import subprocess
 import sys
@@ -109,7 +110,7 @@ class MongoProcess:
         self.port = 0
 
     def start(self) -> None:
-        """Raises RuntimeError when the server does not come up."""
+        """Raises RuntimeError when the server does not come up in time."""
         command = [sys.executable, "-m", "streamtrain.sandbox.mongo_server", "--port", str(self.port or self._port)]
         command += ["--oplog-bytes", str(self._oplog_bytes), "--parent-pipe"]
         if self._data_file is not None:
@@ -119,6 +120,9 @@ class MongoProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], START_TIMEOUT)[0]:
+            self.kill()
+            raise RuntimeError(f"the sandbox's MongoDB server was not ready within {START_TIMEOUT:g} s")
         line = self._process.stdout.readline()
         if not line:
             code = self._process.wait(STOP_TIMEOUT)

@@ -171,3 +171,12 @@ def test_a_taken_port_is_said_so(mongo_process: Start) -> None:
     server = mongo_process()
     with pytest.raises(RuntimeError, match="exit code 69"):
         MongoProcess(port=server.port).start()
+
+
+def test_a_server_that_is_not_ready_in_time_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamtrain.sandbox.mongo_server.START_TIMEOUT", 0.0)
+    server = MongoProcess()
+    with pytest.raises(RuntimeError, match="not ready within 0 s"):
+        server.start()
+    with pytest.raises(AssertionError):
+        _ = server.pid  # there is no process any more
