@@ -141,9 +141,11 @@ class Controller:
         finally:
             observing.cancel()
             await asyncio.gather(observing, return_exceptions=True)
-            await self._end_activity()
-            await self._kill_group()
-            await self._checkpointer.close()
+            try:
+                await self._end_activity()
+            finally:
+                await self._kill_group()
+                await self._checkpointer.close()
 
     async def _next_event(self) -> Event:
         command = asyncio.create_task(self._commands.get())
@@ -237,8 +239,6 @@ class Controller:
         job = self._job
         start = await find_start(
             job=job,
-            topic_epoch=self._topic_epoch,
-            partitions=self._partitions,
             offsets=self._offsets,
             manifests=self._manifests,
             retrain=self._retrain,

@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 
 from streamtrain import config
-from streamtrain.control.progress import Progress, of_manifest, retrained, skip_removed
+from streamtrain.control.progress import Progress, of_manifest, retrained, same_topic, skip_removed
 from streamtrain.errors import ConfigError, OffsetError
 from streamtrain.ports import ManifestPort, OffsetsPort
 from streamtrain.types import Learned, Manifest, RetentionState
@@ -36,8 +36,6 @@ class Start:
 async def find_start(
     *,
     job: config.Job,
-    topic_epoch: int,
-    partitions: int,
     offsets: OffsetsPort,
     manifests: ManifestPort,
     retrain: Retrain | None,
@@ -46,20 +44,14 @@ async def find_start(
 ) -> Start:
     """lineage: the id of a fresh job's first lineage.
 
-    Raises ConfigError when the head does not fit the job as it is configured, OffsetError when records between
-    what was learned and what Kafka holds are gone.
+    Raises ConfigError when the head does not fit the job as it is configured, OffsetError when it has learned from
+    another topic, or when records between what was learned and what Kafka holds are gone.
     """
     head = await manifests.claim(job.name, epoch=epoch)
     window = await offsets.window_begins(job.window.duration, job.window.max_records)
     if head is None:
         learned = await offsets.locate(window)
         return Start(None, Progress(lineage=lineage, learned=learned, window_begins=window), None)
-    if (head.topic_epoch, len(head.learned)) != (topic_epoch, partitions):
-        raise OffsetError(
-            f"job {job.name} has learned from epoch {head.topic_epoch} of its topic, with {len(head.learned)} "
-            f"partitions; the source now writes epoch {topic_epoch}, with {partitions}",
-            hint="give the job another name to start anew",
-        )
     pending = retrain is not None and head.lineage != retrain.lineage
     from_scratch = pending and retrain is not None and retrain.from_scratch
     if head.schema_fingerprint != job.schema_().fingerprint() and not from_scratch:
@@ -71,6 +63,12 @@ async def find_start(
         begins = await offsets.locate(window)
         progress = retrained(head, lineage=retrain.lineage, begins=begins, frontier=await offsets.frontier())
         return Start(head, progress, None if from_scratch else head)
+    if not same_topic(head, frontier := await offsets.frontier()):
+        raise OffsetError(
+            f"job {job.name} has learned from the topic {head.topic} with {len(head.learned)} partitions; "
+            f"its source now writes {frontier.topic} with {len(frontier.partitions)}",
+            hint=f"set back what was changed, or learn what the topic holds now: streamtrain retrain {job.name}",
+        )
     await check_retention(job.name, offsets, head.learned)
     learned = skip_removed(head.learned, await offsets.frontier())
     return Start(head, replace(of_manifest(head), learned=learned), head)

@@ -72,11 +72,18 @@ def of_manifest(manifest: Manifest) -> Progress:
     )
 
 
+def same_topic(head: Manifest, frontier: Frontier) -> bool:
+    """Whether the offsets that the head has learned through are those of this topic."""
+    return (head.topic, len(head.learned)) == (frontier.topic, len(frontier.partitions))
+
+
 def retrained(head: Manifest, *, lineage: str, begins: Sequence[Learned], frontier: Frontier) -> Progress:
-    """The start of a retrain: from the window's begin, unscored through where the head has been scored. A topic
-    that ends before that is another one than the head learned from: nothing in it has been scored."""
+    """The start of a retrain: from the window's begin, unscored through where the head has been scored. In another
+    topic than the head learned from, and in one that ends before that, nothing has been scored."""
     until: tuple[Learned, ...] | None = head.learned
-    if any(place.offset > part.end for place, part in zip(head.learned, frontier.partitions, strict=True)):
+    if not same_topic(head, frontier) or any(
+        place.offset > part.end for place, part in zip(head.learned, frontier.partitions, strict=True)
+    ):
         until = None
     elif head.retrain_until is not None:
         until = tuple(

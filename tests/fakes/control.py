@@ -28,7 +28,8 @@ WORKER = Path(__file__).with_name("worker.py")
 class FakeOffsets:
     """A topic in which every offset is a record."""
 
-    def __init__(self, partitions: int) -> None:
+    def __init__(self, partitions: int, *, topic: str = "t.s.0") -> None:
+        self.topic = topic
         self.begins = [0] * partitions
         self.ends = [0] * partitions
         self.window: tuple[int, ...] | None = None
@@ -44,7 +45,7 @@ class FakeOffsets:
 
     async def frontier(self) -> Frontier:
         partitions = tuple(map(PartitionFrontier, self.begins, self.ends, self.ends))
-        return Frontier("t.s.0", 0, partitions, 0.0, self._version)
+        return Frontier(self.topic, 0, partitions, 0.0, self._version)
 
     async def changed(self, since: Frontier) -> None:
         while self._version <= since.version:

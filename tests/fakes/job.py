@@ -41,7 +41,7 @@ class Setup:
         return Controller(
             job=self.job,
             kafka=KAFKA,
-            topic="t.s.0",
+            topic=self.offsets.topic,
             topic_epoch=0,
             partitions=PARTITIONS,
             dead_letter_topic="t.fake.dead-letters",

@@ -15,7 +15,7 @@ from streamtrain.control import checkpoint
 from streamtrain.control.machine import Phase
 from streamtrain.errors import AuthenticationError, FencedError, MongoError, StreamtrainError
 from streamtrain.types import Manifest, RetentionState
-from tests.fakes.control import fake_job, ledger
+from tests.fakes.control import FakeOffsets, fake_job, ledger
 from tests.fakes.job import PARTITIONS, Setup, until
 
 
@@ -232,6 +232,23 @@ async def test_a_retrain_goes_on_where_records_were_lost(setup: Setup) -> None:
         controller.retrain(from_scratch=False)
         await until(lambda: controller.status().rows_learned == 40)
         assert controller.status().phase is not Phase.PAUSED
+
+
+async def test_a_source_with_another_name_is_not_taken_for_the_one_that_was_learned_from(setup: Setup) -> None:
+    """Its offsets mean other records: going on from them would leave its first ones out."""
+    setup.offsets.publish(60)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().rows_learned == 60)
+    setup.offsets = FakeOffsets(PARTITIONS, topic="t.renamed.0")
+    setup.offsets.publish(100)
+    async with setup.running() as controller:
+        await until(lambda: controller.status().phase is Phase.PAUSED)
+        assert "t.s.0 with 4 partitions; its source now writes t.renamed.0" in controller.status().reason
+        controller.retrain(from_scratch=True)
+        await until(lambda: controller.status().rows_learned == 100)
+    setup.assert_learned_once()
+    assert setup.head.topic == "t.renamed.0"
+    assert setup.head.scores["y"].rows > 0
 
 
 async def test_another_schema_pauses_the_job_until_it_is_learned_anew(setup: Setup) -> None:

@@ -125,6 +125,13 @@ def test_a_retrain_over_a_topic_that_was_created_again_scores_everything() -> No
     assert start.retrain_until is None
 
 
+def test_a_retrain_over_another_topic_scores_everything() -> None:
+    other = replace(frontier((0, 50, 45), (0, 50, 45)), topic="another")
+    assert retrained(HEAD, lineage="n", begins=(Learned(0, 0),) * 2, frontier=other).retrain_until is None
+    more = frontier(*[(0, 50, 45)] * 3)
+    assert retrained(HEAD, lineage="n", begins=(Learned(0, 0),) * 3, frontier=more).retrain_until is None
+
+
 def test_offsets_that_are_gone_are_passed_over() -> None:
     places = (Learned(10, 8), Learned(20, 15))
     assert skip_removed(places, frontier((12, 50, 40), (5, 50, 40))) == (Learned(12, 8), Learned(20, 15))
