@@ -4,7 +4,7 @@ each with one all-reduce. Never reads a stream and never decides what is learned
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -108,6 +108,8 @@ class Loop:
             try:
                 found = self._steps(*tensors).numpy()
             except tf.errors.InvalidArgumentError as error:
+                if _is_collective(error):
+                    raise
                 raise _refused(error, read.round.number) from error
             sums += found[1:]
             applied += int(found[0])
@@ -347,11 +349,13 @@ def take_over_reduction(optimizer: Any) -> None:
         object.__setattr__(each, "_all_reduce_sum_gradients", lambda pairs: pairs)
 
 
-def _refused(error: Any, round_number: int) -> Exception:
-    """What an operation of the model that refuses its input means; anything else is passed on as it is."""
+def _is_collective(error: Any) -> bool:
+    return "ollective" in str(error.message)
+
+
+def _refused(error: Any, round_number: int) -> ModelError:
+    """What it means when an operation of the model refuses its input."""
     lines = str(error.message).splitlines()
-    if any("ollective" in line for line in lines):
-        return cast(Exception, error)
     at = next((place for place, line in enumerate(lines) if "[[{{node" in line), 1)
     return ModelError(
         f"the model failed on a row of round {round_number}: {lines[max(0, at - 1)].strip()[:300]}",

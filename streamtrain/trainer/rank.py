@@ -45,6 +45,7 @@ class Rank:
         self._clock = clock
         self._job = config.Job.model_validate(form.job)
         self._timings: dict[str, float] = {}
+        self._without_keras = ""  # why, as it was last told
         manifest = form.manifest
         self._rounds = manifest.rounds if manifest is not None and manifest.lineage == form.lineage else 0
 
@@ -155,7 +156,9 @@ class Rank:
                 try:
                     write_keras(self._model, path)
                 except ModelError as error:  # training and restart do not need it
-                    _log.warning("the checkpoint has no .keras file", reason=error.message, hint=error.hint)
+                    if error.message != self._without_keras:
+                        _log.warning("checkpoints have no .keras file", reason=error.message, hint=error.hint)
+                    self._without_keras = error.message
                 else:
                     found[KERAS_ROLE] = store.put(prefix + FILE_NAMES[KERAS_ROLE], path)
             return found
