@@ -63,7 +63,7 @@ def build_model(job: Job) -> None:
             f"model {job.model!r} of job {job.name}: not built within {MODEL_CHECK_TIMEOUT_S:g} s",
             hint="does it download or compute something when it is built?",
         ) from error
-    if child.returncode != 0:
+    if child.returncode != 0 or not child.stdout:  # it answers always, unless the model ended it
         raise ModelError(
             f"model {job.model!r} of job {job.name}: the process that built it ended with status {child.returncode}",
             hint=f"its last words: {child.stderr.strip()[-_SHOWN_OUTPUT:]}",

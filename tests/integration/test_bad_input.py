@@ -255,6 +255,10 @@ def wrong(schema, hyper):
 def ends(schema, hyper):
     import os
     os._exit(3)
+
+def vanishes(schema, hyper):
+    import os
+    os._exit(0)
 """
 
 
@@ -265,6 +269,7 @@ def ends(schema, hyper):
         ("broken_models:raises", "raised RuntimeError: no such layer"),
         ("broken_models:wrong", "returned int"),
         ("broken_models:ends", "the process that built it ended with status 3"),
+        ("broken_models:vanishes", "the process that built it ended with status 0"),
         ("no_such_module:build", "importing failed: ModuleNotFoundError"),
     ],
 )
