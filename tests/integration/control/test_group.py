@@ -145,7 +145,8 @@ async def test_a_worker_killed_while_idle_is_noticed_at_once(tmp_path: Path) -> 
 
 
 async def test_a_slow_round_with_progress_is_no_failure(tmp_path: Path) -> None:
-    async with formed(tmp_path, deadlines=Deadlines(progress=1.5), worker_0="long@0") as (group, _):
+    async with formed(tmp_path, worker_0="long@0") as (group, _):
+        group._deadlines = Deadlines(progress=1.5)  # not while it forms: a busy machine starts a process slowly
         group.start_round(a_round(0))
         await reports(group, 1)
 
@@ -169,8 +170,8 @@ async def test_a_worker_that_never_arrives_is_given_up(tmp_path: Path, behaviour
 
 
 async def test_a_worker_that_is_busy_for_too_long_before_it_arrives_is_given_up(tmp_path: Path) -> None:
-    group, launcher = unformed(tmp_path, deadlines=Deadlines(ready=2.0, progress=30.0), worker_1="spin@start")
-    with pytest.raises(WorkerError, match=r"worker 1 .*did not get ready within 2 s"):
+    group, launcher = unformed(tmp_path, deadlines=Deadlines(ready=6.0, progress=30.0), worker_1="spin@start")
+    with pytest.raises(WorkerError, match=r"worker 1 .*did not get ready within 6 s"):
         await group.form(template(tmp_path))
     await group.kill()
     assert not any(psutil.pid_exists(process.pid) for process in launcher.launched)
