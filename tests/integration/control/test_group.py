@@ -27,24 +27,21 @@ PARTITIONS = 4
 
 @asynccontextmanager
 async def formed(tmp_path: Path, **options: object) -> AsyncIterator[tuple[Group, ScriptedLauncher]]:
-    group, launcher = unformed(tmp_path, **options)  # type: ignore[arg-type]
-    try:
+    async with unformed(tmp_path, **options) as (group, launcher):  # type: ignore[arg-type]
         await group.form(template(tmp_path))
         yield group, launcher
-    finally:
-        await group.kill()
-        for process in launcher.launched:
-            assert not psutil.pid_exists(process.pid)
 
 
-def unformed(
+@asynccontextmanager
+async def unformed(
     tmp_path: Path,
     *,
     world: int = 2,
     deadlines: Deadlines = DEADLINES,
     generation: int = 1,
     **behaviours: str,
-) -> tuple[Group, ScriptedLauncher]:
+) -> AsyncIterator[tuple[Group, ScriptedLauncher]]:
+    """Leaves no worker behind, whatever happens to the group."""
     launcher = ScriptedLauncher(
         tmp_path / "logs",
         {(generation, int(index.removeprefix("worker_"))): what for index, what in behaviours.items()},
@@ -52,7 +49,12 @@ def unformed(
     group = Group(
         job="fake", generation=generation, world=world, launcher=launcher, clock=SystemClock(), deadlines=deadlines
     )
-    return group, launcher
+    try:
+        yield group, launcher
+    finally:
+        await group.kill()
+        for process in launcher.launched:
+            assert not psutil.pid_exists(process.pid)
 
 
 def template(tmp_path: Path) -> Form:
@@ -162,33 +164,29 @@ async def test_a_round_that_never_ends_fails_in_spite_of_progress(tmp_path: Path
 @pytest.mark.parametrize("behaviour", ["absent@start", "freeze@start", "stranger"])
 async def test_a_worker_that_never_arrives_is_given_up(tmp_path: Path, behaviour: str) -> None:
     deadlines = Deadlines(ready=30.0, progress=2.0, terminate=0.5)
-    group, launcher = unformed(tmp_path, deadlines=deadlines, worker_1=behaviour)
-    with pytest.raises(WorkerError, match=r"did not get ready and has done nothing for 2 s|exited with status 70"):
-        await group.form(template(tmp_path))
-    await group.kill()
-    assert not any(psutil.pid_exists(process.pid) for process in launcher.launched)
+    async with unformed(tmp_path, deadlines=deadlines, worker_1=behaviour) as (group, _):
+        with pytest.raises(WorkerError, match=r"did not get ready and has done nothing for 2 s|exited with status 70"):
+            await group.form(template(tmp_path))
 
 
 async def test_a_worker_that_is_busy_for_too_long_before_it_arrives_is_given_up(tmp_path: Path) -> None:
-    group, launcher = unformed(tmp_path, deadlines=Deadlines(ready=6.0, progress=30.0), worker_1="spin@start")
-    with pytest.raises(WorkerError, match=r"worker 1 .*did not get ready within 6 s"):
-        await group.form(template(tmp_path))
-    await group.kill()
-    assert not any(psutil.pid_exists(process.pid) for process in launcher.launched)
+    deadlines = Deadlines(ready=6.0, progress=30.0)
+    async with unformed(tmp_path, deadlines=deadlines, worker_1="spin@start") as (group, _):
+        with pytest.raises(WorkerError, match=r"worker 1 .*did not get ready within 6 s"):
+            await group.form(template(tmp_path))
 
 
 async def test_a_worker_that_is_slow_but_busy_is_waited_for(tmp_path: Path) -> None:
     """Longer than the deadline for progress: a machine that imports slowly is not a stuck one."""
-    async with formed(tmp_path, deadlines=Deadlines(progress=1.5), worker_1="toil@start") as (group, _):
+    async with formed(tmp_path, deadlines=Deadlines(progress=3.0), worker_1="toil@start") as (group, _):
         await group.stop()
 
 
 async def test_a_worker_that_exits_before_it_arrives_is_noticed_at_once(tmp_path: Path) -> None:
-    group, _ = unformed(tmp_path, worker_1="exit@start")
-    with pytest.raises(WorkerError, match=r"exited with status 3") as raised:
-        await group.form(template(tmp_path))
+    async with unformed(tmp_path, worker_1="exit@start") as (group, _):
+        with pytest.raises(WorkerError, match=r"exited with status 3") as raised:
+            await group.form(template(tmp_path))
     assert "fake-g1-1.log" in raised.value.hint
-    await group.kill()
 
 
 @pytest.mark.parametrize(("behaviour", "fatal"), [("fail@0", False), ("fatal@0", True)])
