@@ -26,7 +26,7 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from pymongo import AsyncMongoClient
 
-from streamtrain import __version__, connections, logs, metrics, overview, settings_file, state_store
+from streamtrain import __version__, cancelling, connections, logs, metrics, overview, settings_file, state_store
 from streamtrain.artifacts import open_store
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.control.lease import Lease, LeaseState
@@ -51,6 +51,8 @@ from streamtrain.source_part import SourcePart
 # rounds in flight, a save and its commit.
 SOURCE_STOP_S = 20.0
 JOB_DRAIN_S = 60.0
+# A part that was cancelled kills its workers, or lets go of its connections.
+PART_END_S = 15.0
 _TICK_S = 1.0
 _EXPORT_S = 2.0
 
@@ -132,8 +134,7 @@ class Daemon:
             try:
                 await self._run_parts(lease, client, work_dir)
             finally:
-                renewing.cancel()
-                await asyncio.gather(renewing, return_exceptions=True)
+                await cancelling.end(renewing)
                 await lease.release()
         except StreamtrainError as error:
             self._fail(error)
@@ -178,9 +179,7 @@ class Daemon:
             self._waiting = "draining"
             await self._drain(sources, jobs)
         finally:
-            for task in (*sources, *jobs):
-                task.cancel()
-            await asyncio.gather(*sources, *jobs, return_exceptions=True)
+            await cancelling.end(*sources, *jobs, again_s=PART_END_S)
             for part in self._sources.values():
                 await part.close()
             store.close()
@@ -255,9 +254,7 @@ class Daemon:
             task.result()
             return True
         finally:
-            task.cancel()
-            stopped.cancel()
-            await asyncio.gather(task, stopped, return_exceptions=True)
+            await cancelling.end(task, stopped)
 
     # ------------------------------------------------------------------ signals, timers
 

@@ -7,7 +7,7 @@ import asyncio
 
 import structlog
 
-from streamtrain import config, metrics
+from streamtrain import cancelling, config, metrics
 from streamtrain.clock import Clock
 from streamtrain.control.group import Group
 from streamtrain.control.progress import Progress
@@ -133,10 +133,9 @@ class Checkpointer:
         try:
             await asyncio.wait({pruning}, timeout=timeout)
         finally:
-            pruning.cancel()
-            (outcome,) = await asyncio.gather(pruning, return_exceptions=True)
-            if isinstance(outcome, Exception):
-                self._log.error("pruning has crashed", exc_info=outcome)
+            await cancelling.end(pruning)
+            if not pruning.cancelled() and (error := pruning.exception()) is not None:
+                self._log.error("pruning has crashed", exc_info=error)
 
     async def close(self) -> None:
         await self._pruned(timeout=0)

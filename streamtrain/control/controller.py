@@ -10,7 +10,7 @@ from typing import Any
 
 import structlog
 
-from streamtrain import config, metrics
+from streamtrain import cancelling, config, metrics
 from streamtrain.clock import Clock
 from streamtrain.control import machine
 from streamtrain.control.checkpoint import Checkpointer
@@ -139,8 +139,7 @@ class Controller:
             if isinstance(self._error, FencedError):
                 raise self._error
         finally:
-            observing.cancel()
-            await asyncio.gather(observing, return_exceptions=True)
+            await cancelling.end(observing)
             try:
                 await self._end_activity()
             finally:
@@ -218,10 +217,10 @@ class Controller:
     async def _end_activity(self) -> None:
         activity, self._activity = self._activity, None
         if activity is not None:
-            activity.cancel()
-            (outcome,) = await asyncio.gather(activity, return_exceptions=True)
-            if isinstance(outcome, Exception) and not isinstance(outcome, StreamtrainError):
-                raise outcome
+            await cancelling.end(activity)
+            error = None if activity.cancelled() else activity.exception()
+            if error is not None and not isinstance(error, StreamtrainError):
+                raise error
 
     async def _kill_group(self) -> None:
         group, self._group = self._group, None

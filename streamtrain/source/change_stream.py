@@ -23,6 +23,7 @@ from pymongo.asynchronous.command_cursor import AsyncRawBatchCommandCursor
 from pymongo.errors import OperationFailure, PyMongoError
 from pymongo.read_concern import ReadConcern
 
+from streamtrain import cancelling
 from streamtrain.source.events import CollectionEvent, EventParser
 from streamtrain.types import ChangeEvent, Position, PositionKind
 
@@ -84,6 +85,7 @@ class ChangeStream:
         cursor.batch_size(most)
         async with asyncio.timeout(self._await_s + REPLY_DEADLINE_S):
             raw = await cursor.try_next()
+        cancelling.raise_if_lost()  # the reader would read on, and nobody would publish
         token = _raw_token(cursor._postbatchresumetoken)
         if raw is None:
             return Batch([], [], [], token, 0)

@@ -19,7 +19,7 @@ from pymongo import AsyncMongoClient
 from pymongo.asynchronous.collection import AsyncCollection
 from pymongo.errors import PyMongoError
 
-from streamtrain import config
+from streamtrain import cancelling, config
 from streamtrain.clock import Clock
 from streamtrain.errors import (
     HistoryLostError,
@@ -171,9 +171,7 @@ class Source:
                 return working.result()
             raise _StoppedError
         finally:
-            working.cancel()
-            stopping.cancel()
-            await asyncio.gather(working, stopping, return_exceptions=True)
+            await cancelling.end(working, stopping)
 
     # ------------------------------------------------------------------ the position
 
