@@ -153,9 +153,17 @@ class DirectoryStore:
                 while chunk := stream.read(_READ_BYTES):
                     arriving.write(chunk)
         except FileNotFoundError as error:
+            if not self._holds_anything():
+                raise DependencyError(
+                    f"artifact {ref.name} could not be read: there is nothing in {self._root}",
+                    hint="is the file system of state.artifacts mounted?",
+                ) from error
             raise _missing(ref) from error
         except OSError as error:
             raise DependencyError(f"artifact {ref.name} could not be read: {error.strerror}") from error
+
+    def _holds_anything(self) -> bool:
+        return self._root.is_dir() and any(self._root.iterdir())
 
     def delete(self, name: str) -> None:
         path = self._path(name)

@@ -12,7 +12,7 @@ from typing import Any
 import pymongo
 import pytest
 
-from streamtrain.artifacts import BUCKET, ArtifactStore, open_store
+from streamtrain.artifacts import BUCKET, ArtifactStore, DirectoryStore, open_store
 from streamtrain.errors import ArtifactError, ConfigError, DependencyError, MongoError
 
 
@@ -128,6 +128,16 @@ def test_a_directory_that_cannot_be_written_says_so(tmp_path: Path) -> None:
     opened = open_store({"kind": "directory", "path": str(tmp_path / "file")})
     with pytest.raises(DependencyError, match="could not be stored"):
         opened.put("a/b", b"content")
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_directory_that_is_not_mounted_is_no_lost_artifact(tmp_path: Path, there: bool) -> None:
+    ref = DirectoryStore(path=tmp_path / "store").put("job/state.npz", b"weights")
+    unmounted = tmp_path / "unmounted"
+    if there:
+        unmounted.mkdir()
+    with pytest.raises(DependencyError, match="mounted"):
+        DirectoryStore(path=unmounted).get(ref, tmp_path / "read")
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a//b", "a/.arriving-1", ""])
