@@ -51,7 +51,7 @@ jobs:
     # noida-db keeps a topic in memory and in one file, so the demo keeps the window small.
     window: {{duration: 1h, max_records: 20000}}
     round: {{batch_size: 64}}
-    checkpoint: {{every: 5s}}
+    checkpoint: {{every: 10s}}
     workers: {{min: {workers}}}
 """
 
