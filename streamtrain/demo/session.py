@@ -14,6 +14,7 @@ from aiokafka.errors import KafkaError as AioKafkaError
 from pymongo import AsyncMongoClient
 from pymongo.errors import PyMongoError
 
+from streamtrain import cancelling
 from streamtrain.artifacts import DirectoryStore
 from streamtrain.clock import Clock
 from streamtrain.demo import trim
@@ -98,6 +99,7 @@ class Session:
     async def _wait_for_training(self, daemon: Daemon) -> None:
         began = self._clock.monotonic()
         while (job := await daemon.job()).phase not in ("training", "saving"):
+            cancelling.raise_if_lost()
             waited = self._clock.monotonic() - began
             if waited > TRAINING_DEADLINE_S:
                 raise WorkerError(
@@ -152,6 +154,7 @@ class Session:
             await self._clock.sleep(_POLL_S)
 
     async def _look(self, daemon: Daemon, *, stage: str) -> None:
+        cancelling.raise_if_lost()
         self._job = await daemon.job()
         now = self._clock.monotonic()
         if self._first_learned_s is None and self._job.learned:
@@ -208,8 +211,7 @@ async def _beside(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]
     try:
         yield task
     finally:
-        task.cancel()
-        await asyncio.wait([task])
+        await cancelling.end(task)
         failure = None if task.cancelled() else task.exception()
     if failure is not None:
         raise failure
