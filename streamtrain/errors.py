@@ -72,7 +72,15 @@ class SettingsError(ConfigError):
 
 
 class ModelError(ConfigError):
-    pass
+    """The model cannot be built, or does not fit its job."""
+
+
+class StateMismatchError(ModelError):
+    """The checkpoint belongs to another model than the one that is configured. A retrain begins anew."""
+
+
+class TrainingError(ModelError):
+    """The model was built and had begun to learn: it diverged, or failed on a row. A retrain may help."""
 
 
 class DependencyError(StreamtrainError):

@@ -21,6 +21,8 @@ from streamtrain.topic_admin import TopicSpec, ensure_topics
 from streamtrain.types import RoundReport
 from streamtrain.window.planner import plan
 
+# Of a worker's errors, those that only other settings or another model can help; not their subclasses, which a retrain
+# helps: the daemon must be there to be asked for one.
 _UNFIT = frozenset({ModelError.__name__, ConfigError.__name__})
 
 
@@ -94,7 +96,7 @@ class JobPart:
 
     @property
     def model_error(self) -> WorkerFailedError | None:
-        """Why the job is paused, when that is its model or its schema."""
+        """Why the job is paused, when its model cannot be built or does not fit its schema."""
         controller = self._controller
         if controller is None or controller.status().phase is not Phase.PAUSED:
             return None

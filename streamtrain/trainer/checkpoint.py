@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from streamtrain.errors import ArtifactError, ModelError
+from streamtrain.errors import ArtifactError, ModelError, StateMismatchError, TrainingError
 from streamtrain.trainer.model import JobModel
 
 FORMAT = 1
@@ -23,14 +23,14 @@ _META = "meta"
 
 def state_bytes(model: JobModel, *, rank: int) -> bytes:
     """The content of `state.npz`: no pickles, arrays in the variables' order and `meta` as JSON. rank: whose
-    random generators are written (they differ by the rank alone). Raises ModelError when a weight is not a finite
+    random generators are written (they differ by the rank alone). Raises TrainingError when a weight is not a finite
     number: every restart would come back to it."""
     arrays: dict[str, Any] = {}
     dtypes: dict[str, str] = {}
     for name, variable in _variables(model):
         value = np.asarray(variable.numpy())
         if variable.trainable and not np.isfinite(value.astype(np.float64)).all():
-            raise ModelError(
+            raise TrainingError(
                 f"training diverged: {variable.path} holds a value that is not a finite number",
                 hint="lower the learning rate or clip gradients (optimizer: {clipnorm: 1.0}); the last checkpoint "
                 "before it is kept",
@@ -48,7 +48,7 @@ def state_bytes(model: JobModel, *, rank: int) -> bytes:
 
 
 def restore_state(model: JobModel, path: Path, *, rank: int) -> None:
-    """Raises ModelError when the file belongs to another model, ArtifactError when it is no such file."""
+    """Raises StateMismatchError when the file belongs to another model, ArtifactError when it is no such file."""
     try:
         with path.open("rb") as stream, np.load(stream, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in stored.files}
@@ -61,7 +61,7 @@ def restore_state(model: JobModel, path: Path, *, rank: int) -> None:
             hint="upgrade streamtrain on this host",
         )
     if meta["fingerprint"] != model.fingerprint():
-        raise ModelError(
+        raise StateMismatchError(
             "the saved state belongs to another model: " + _difference(model, arrays),
             hint="features, labels, hyper-parameters, the model's code or the optimizer have changed since it was "
             "saved; undo that, or `streamtrain retrain` the job from scratch",

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from streamtrain.clock import Clock
-from streamtrain.errors import ModelError
+from streamtrain.errors import ModelError, TrainingError
 from streamtrain.trainer.batches import Layout, Stack, layout_of, stacks, step_of_rows, steps_of
 from streamtrain.trainer.evaluate import ScoreLayout, score_sums
 from streamtrain.trainer.model import JobModel
@@ -85,7 +85,7 @@ class Loop:
     # ------------------------------------------------------------------ a round
 
     def run(self, read: RoundRows) -> RoundReport:
-        """Learns the rows of a round. Raises ModelError when the loss is not a number any more."""
+        """Learns the rows of a round. Raises TrainingError when the loss is not a number any more."""
         started = self._clock.monotonic()
         counts = self._counts(read)
         total = int(counts.sum())
@@ -116,7 +116,7 @@ class Loop:
             _count_freshness(freshness, stack.fresh_wall_ms, self._clock.time())
             self._on_progress("step", stack.steps)
         if not np.all(np.isfinite(sums)):
-            raise ModelError(
+            raise TrainingError(
                 f"training diverged: the loss of round {read.round.number} is not a finite number",
                 hint="lower the learning rate or clip gradients (optimizer: {clipnorm: 1.0}), and check the features "
                 "for extreme values; then retrain from the last good manifest",
@@ -353,11 +353,11 @@ def _is_collective(error: Any) -> bool:
     return "ollective" in str(error.message)
 
 
-def _refused(error: Any, round_number: int) -> ModelError:
+def _refused(error: Any, round_number: int) -> TrainingError:
     """What it means when an operation of the model refuses its input."""
     lines = str(error.message).splitlines()
     at = next((place for place, line in enumerate(lines) if "[[{{node" in line), 1)
-    return ModelError(
+    return TrainingError(
         f"the model failed on a row of round {round_number}: {lines[max(0, at - 1)].strip()[:300]}",
         hint="does an embedding or a table of the model take every value that the features can have?",
     )

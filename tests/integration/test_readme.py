@@ -95,6 +95,11 @@ def write(folder: Path) -> None:
     subprocess.run([sys.executable, "write_flights.py"], cwd=folder, check=True, timeout=STARTS_WITHIN_S)
 
 
+def with_a_model_of_its_own(folder: Path) -> None:
+    settings = folder / "streamtrain.yaml"
+    settings.write_text(settings.read_text() + "    model: flight_models:build\n    hyper: {width: 64}\n")
+
+
 @contextmanager
 def running(folder: Path, *arguments: str, log: str) -> Iterator[subprocess.Popen[bytes]]:
     """The command until the block ends; then SIGTERM must end it with 0."""
@@ -145,10 +150,17 @@ def test_the_path_from_the_sandbox_to_a_retrain_works_as_written(folder: Path) -
             run(folder, "retrain", "flight-delay", "--from", "scratch")
             wait_until(lambda: job()["retrain"] is not None, timeout=STARTS_WITHIN_S, what="the retrain to begin")
 
+        # another model than the one that has learned: the daemon waits to be asked for a retrain
+        with_a_model_of_its_own(folder)
+        with running(folder, "run", log="daemon.log") as daemon:
+            wait_until(lambda: job().get("phase") == "paused", timeout=STARTS_WITHIN_S, what="the job to pause")
+            assert "belongs to another model" in job()["reason"]
+            run(folder, "retrain", "flight-delay", "--from", "scratch")
+            wait_until(lambda: job().get("phase") == "training", timeout=STARTS_WITHIN_S, what="the model to learn")
+
 
 @pytest.mark.tensorflow
 @pytest.mark.slow
 def test_the_model_of_the_readme_fits_its_job(folder: Path) -> None:
-    settings = folder / "streamtrain.yaml"
-    settings.write_text(settings.read_text() + "    model: flight_models:build\n    hyper: {width: 64}\n")
+    with_a_model_of_its_own(folder)
     assert "ok" in run(folder, "validate")

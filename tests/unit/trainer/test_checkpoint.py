@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from streamtrain.errors import ArtifactError, ModelError
+from streamtrain.errors import ArtifactError, ModelError, StateMismatchError, TrainingError
 from streamtrain.types import Schema
 from tests.unit.trainer.loop_case import LoopCase
 
@@ -117,7 +117,7 @@ def test_the_state_of_another_model_is_refused_with_advice(
     path = tmp_path / "state.npz"
     path.write_bytes(state_bytes(trained(strategy).model, rank=0))
     other = LoopCase(strategy, builder=net, **{"optimizer": ADAM, **change})
-    with pytest.raises(ModelError, match=message) as raised:
+    with pytest.raises(StateMismatchError, match=message) as raised:
         restore_state(other.model, path, rank=0)
     assert "retrain" in raised.value.hint
 
@@ -128,7 +128,7 @@ def test_weights_that_are_no_numbers_are_never_saved(strategy: Any) -> None:
     case = trained(strategy)
     kernel = case.model.keras.trainable_variables[0]
     kernel.assign(np.full(kernel.shape, np.nan, np.float32))
-    with pytest.raises(ModelError, match=r"training diverged: .*kernel") as raised:
+    with pytest.raises(TrainingError, match=r"training diverged: .*kernel") as raised:
         state_bytes(case.model, rank=0)
     assert "learning rate" in raised.value.hint
 

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from streamtrain import scores
-from streamtrain.errors import ModelError
+from streamtrain.errors import ModelError, TrainingError
 from streamtrain.types import FRESHNESS_BUCKETS_MS, Schema
 from tests.unit.trainer.loop_case import BINARY, LoopCase
 
@@ -167,7 +167,7 @@ def test_a_regularizer_counts_once_per_step_and_is_not_divided_by_the_batch(stra
 
 def test_a_loss_that_is_no_number_ends_training_with_advice(strategy: Any) -> None:
     case = linear_case(strategy)
-    with pytest.raises(ModelError, match="training diverged") as raised:
+    with pytest.raises(TrainingError, match="training diverged") as raised:
         case.learn({"x": [[1e30, 0.0]]}, [1e30])
     assert "learning rate" in raised.value.hint
 
@@ -180,7 +180,7 @@ def test_a_value_that_the_model_cannot_take_is_named(strategy: Any) -> None:
 
     case = LoopCase(strategy, builder=build, features=[{"field": "n", "dtype": "int32"}])
     case.learn({"n": np.array([3, 9], np.int32)}, [1.0, 1.0])
-    with pytest.raises(ModelError, match=r"round 1: indices\[\d+\] = 10 is not in \[0, 10\)"):
+    with pytest.raises(TrainingError, match=r"round 1: indices\[\d+\] = 10 is not in \[0, 10\)"):
         case.learn({"n": np.array([3, 10], np.int32)}, [1.0, 1.0])
 
 
