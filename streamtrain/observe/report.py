@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+import structlog
+
 from streamtrain import metrics, scores
 from streamtrain.clock import Clock
 from streamtrain.observe.freshness import quantile
@@ -18,6 +20,8 @@ RECENT_S = 60.0  # what "recent" means for freshness and scores
 _SLOT_S = 1.0
 _OUTCOMES = ("learned", "waiting", "deletes", "dead_letters", "skipped")
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
+
+log = structlog.get_logger()
 
 
 class JobReport:
@@ -44,6 +48,8 @@ class JobReport:
         self._steps += report.steps
         self._counts += report.counts
         for reason, count in report.dead_letter_reasons.items():
+            if reason not in self._reasons:
+                log.warning("the first dead letters of their kind", job=self._job, reason=reason, documents=count)
             self._reasons[reason] = self._reasons.get(reason, 0) + count
         self._timings = dict(report.timings)
         self._memory = (report.memory_rows, report.memory_bytes)

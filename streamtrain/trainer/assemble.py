@@ -156,7 +156,7 @@ class RoundBuilder:
             labels={name: _joined([p.labels[name] for p in pieces])[order] for name in pieces[0].labels},
             weights=np.ones(n + len(replayed)),
             scored=_joined([p.scored for p in pieces])[order] & round_.scored,
-            wall_time_ms=_joined([p.wall_time_ms for p in pieces])[order],
+            wall_time_ms=_joined([p.wall_time_ms for p in pieces])[order] * round_.scored,
         )
 
 

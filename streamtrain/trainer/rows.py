@@ -20,7 +20,7 @@ class Rows:
     columns: per feature field [n], or [n, length] for a vector; strings are object arrays of `bytes` (UTF-8).
     labels: per label field [n]. weights: [n] float64, the weight of each row in the loss. scored: [n] bool,
     whether the row counts for prequential scores (test-then-train; never a replayed row). wall_time_ms: [n]
-    int64, when the version was written in MongoDB; 0 where that is no freshness sample (replayed rows).
+    int64, when the version was written in MongoDB; 0 where that is no freshness sample (replayed rows, a retrain).
     """
 
     partition: int

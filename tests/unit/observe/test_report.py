@@ -6,6 +6,7 @@ import math
 
 import pytest
 from prometheus_client import REGISTRY
+from structlog.testing import capture_logs
 
 from streamtrain.clock import FakeClock
 from streamtrain.observe.freshness import quantile
@@ -67,6 +68,14 @@ def test_reports_add_up_in_metrics_and_summary() -> None:
     assert metric("streamtrain_prequential_score", job="adds-up", label="y", metric="mae") == 4.0
     assert metric("streamtrain_freshness_seconds_count", job="adds-up") == 4
     assert metric("streamtrain_round_seconds_count", job="adds-up", stage="step") == 2
+
+
+def test_the_first_dead_letters_of_a_kind_are_told_once() -> None:
+    job = JobReport(job="told", labels=[LABEL], clock=FakeClock())
+    with capture_logs() as told:
+        job.on_round(report(0))
+        job.on_round(report(1))
+    assert [(line["job"], line["reason"], line["log_level"]) for line in told] == [("told", "missing", "warning")]
 
 
 def test_recent_numbers_forget_what_is_old_and_totals_do_not() -> None:

@@ -108,9 +108,10 @@ def test_rows_below_the_window_are_not_replayed() -> None:
     assert rows.memory_rows == 5
 
 
-def test_rows_of_a_retrain_are_not_scored_again() -> None:
+def test_rows_of_a_retrain_are_neither_scored_again_nor_fresh() -> None:
     rows, _ = Rounds().run([[records_of(0, 0, [document(1)])]], begin=0, end=1, scored=False)
     assert rows.rows[0].scored.tolist() == [False]
+    assert rows.rows[0].wall_time_ms.tolist() == [0]
 
 
 @pytest.mark.parametrize(("wall_time", "expected"), [(123, 123), (0, 1_700_000_004_000)])
