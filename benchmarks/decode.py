@@ -17,8 +17,8 @@ import limits
 
 from streamtrain import config
 from streamtrain.clock import SystemClock
+from streamtrain.kafka.topics import dead_letter_topic
 from streamtrain.sandbox.kafka_broker import KafkaBroker
-from streamtrain.topics import dead_letter_topic
 from streamtrain.trainer.decode import Decoder
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.reader import Reader

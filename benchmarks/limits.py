@@ -20,8 +20,9 @@ with warnings.catch_warnings():  # pymongoarrow is built for another minor versi
     from pymongoarrow.api import Schema as ArrowSchema
     from pymongoarrow.context import PyMongoArrowContext
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import SystemClock
+from streamtrain.kafka import topics
 from streamtrain.source.publisher import Publisher
 from streamtrain.types import ChangeEvent, Learned, Operation, Position, PositionKind
 

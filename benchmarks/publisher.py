@@ -18,12 +18,12 @@ from aiokafka import AIOKafkaProducer
 
 from streamtrain import config
 from streamtrain.clock import SystemClock
+from streamtrain.kafka.topic_admin import ensure_topics
 from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.source import envelope
 from streamtrain.source.producer import start_producer
 from streamtrain.source.publisher import Publisher
 from streamtrain.source.source_topic import source_topics
-from streamtrain.topic_admin import ensure_topics
 from streamtrain.types import ChangeEvent, Operation, Position, PositionKind
 
 TARGET = 1.3

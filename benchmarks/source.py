@@ -31,6 +31,7 @@ from pymongo import AsyncMongoClient
 
 from streamtrain import config
 from streamtrain.clock import SystemClock
+from streamtrain.kafka.topic_admin import ensure_topics
 from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.sandbox.mongo_server import MongoProcess
 from streamtrain.source import preflight
@@ -39,7 +40,6 @@ from streamtrain.source.producer import start_producer
 from streamtrain.source.publisher import Publisher
 from streamtrain.source.source import Source
 from streamtrain.source.source_topic import source_topics
-from streamtrain.topic_admin import ensure_topics
 from streamtrain.types import ChangeEvent, Position
 
 TARGET = 1.5

@@ -1,5 +1,5 @@
 """`python -m streamtrain` is `streamtrain`."""
 
-from streamtrain.cli import main
+from streamtrain.cli.cli import main
 
 main()

@@ -7,8 +7,8 @@ import asyncio
 from aiokafka import AIOKafkaConsumer, TopicPartition
 
 from streamtrain import config
+from streamtrain.kafka.topics import kafka_options, positions_topic
 from streamtrain.source import position
-from streamtrain.topics import kafka_options, positions_topic
 from streamtrain.types import Position
 
 READ_TIMEOUT_S = 60.0

@@ -6,7 +6,8 @@ import asyncio
 
 from aiokafka import AIOKafkaProducer
 
-from streamtrain import config, topics
+from streamtrain import config
+from streamtrain.kafka import topics
 
 # A commit must come before the broker gives the transaction up (that would look like being fenced).
 TRANSACTION_TIMEOUT_S = 60.0

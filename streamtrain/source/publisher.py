@@ -14,10 +14,12 @@ import structlog
 from aiokafka import AIOKafkaProducer
 from aiokafka import errors as kafka_errors
 
-from streamtrain import config, metrics, topics
+from streamtrain import config, metrics
 from streamtrain.clock import Clock
 from streamtrain.errors import FencedError, KafkaError, OffsetError, SourceError, StreamtrainError
-from streamtrain.kafka_failure import explain, explain_unreachable
+from streamtrain.kafka import topics
+from streamtrain.kafka.failure import explain, explain_unreachable
+from streamtrain.kafka.topic_admin import ensure_topics
 from streamtrain.source import position as positions
 from streamtrain.source.batches import Batches, Unfit, build
 from streamtrain.source.envelope import key_of
@@ -30,7 +32,6 @@ from streamtrain.source.source_topic import (
     max_message_bytes,
     source_topics,
 )
-from streamtrain.topic_admin import ensure_topics
 from streamtrain.types import ChangeEvent, Position, Published
 
 # Less than the broker gives a transaction (producer.TRANSACTION_TIMEOUT_S).

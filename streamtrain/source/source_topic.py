@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.errors import KafkaError
-from streamtrain.topic_admin import TopicSpec, TopicState
+from streamtrain.kafka import topics
+from streamtrain.kafka.topic_admin import TopicSpec, TopicState
 
 # What Kafka allows where nothing else is set.
 _DEFAULT_MAX_MESSAGE_BYTES = 1_048_588

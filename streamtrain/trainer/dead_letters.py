@@ -12,7 +12,7 @@ from aiokafka import errors as kafka_errors
 
 from streamtrain import config
 from streamtrain.errors import KafkaError
-from streamtrain.topics import MAX_MESSAGE_BYTES, kafka_options
+from streamtrain.kafka.topics import MAX_MESSAGE_BYTES, kafka_options
 
 FLUSH_WITHIN_S = 20.0
 _PENDING_BYTES = 8 * 1024 * 1024  # letters that are not acknowledged yet; more wait

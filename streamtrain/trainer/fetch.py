@@ -18,8 +18,8 @@ from aiokafka.protocol.offset import OffsetRequest
 from streamtrain import config
 from streamtrain.clock import Clock
 from streamtrain.errors import KafkaError
-from streamtrain.kafka_failure import explain, explain_unreachable
-from streamtrain.topics import kafka_options
+from streamtrain.kafka.failure import explain, explain_unreachable
+from streamtrain.kafka.topics import kafka_options
 from streamtrain.trainer.record_batches import Fetched
 
 START_WITHIN_S = 20.0

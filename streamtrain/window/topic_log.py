@@ -12,9 +12,9 @@ from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 from aiokafka import errors as kafka_errors
 
 from streamtrain import config
-from streamtrain.kafka_failure import explain, explain_unreachable
+from streamtrain.kafka.failure import explain, explain_unreachable
+from streamtrain.kafka.topics import kafka_options
 from streamtrain.source import envelope
-from streamtrain.topics import kafka_options
 
 REQUEST_TIMEOUT_S = 30.0
 FIRST_RECORDS_TIMEOUT_S = 60.0

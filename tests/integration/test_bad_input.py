@@ -16,8 +16,9 @@ import pytest
 import yaml
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.errors import EXIT_CONFIG, EXIT_DEPENDENCY, EXIT_OK, EXIT_USAGE
+from streamtrain.kafka import topics
 from streamtrain.sandbox.mongo_server import MongoProcess, ThreadedMongo
 from tests.deployment import wait_until
 

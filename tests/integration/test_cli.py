@@ -38,7 +38,7 @@ def streamtrain(*arguments: str, folder: Path | None = None) -> subprocess.Compl
 def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
     script = (
         "import sys; sys.argv = ['streamtrain', '--help']\n"
-        "from streamtrain.cli import main\n"
+        "from streamtrain.cli.cli import main\n"
         "try: main()\n"
         "finally: print(sorted({name.partition('.')[0] for name in sys.modules}), file=sys.stderr)\n"
     )
@@ -68,7 +68,7 @@ def test_a_missing_package_is_named(tmp_path: Path, command: list[str], module: 
         "found = util.find_spec\n"
         f"util.find_spec = lambda name: None if name == {module!r} else found(name)\n"
         f"sys.argv = ['streamtrain', *{command!r}]\n"
-        "from streamtrain.cli import main\n"
+        "from streamtrain.cli.cli import main\n"
         "main()\n"
     )
     done = subprocess.run(

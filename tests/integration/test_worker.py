@@ -14,12 +14,13 @@ import numpy as np
 import psutil
 import pytest
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.artifacts import open_store
 from streamtrain.clock import SystemClock
 from streamtrain.control.group import Group
 from streamtrain.control.launcher.local import LocalLauncher
 from streamtrain.errors import StreamtrainError, WorkerFailedError
+from streamtrain.kafka import topics
 from streamtrain.protocol import Form, Saved
 from streamtrain.source.publisher import Publisher
 from streamtrain.types import (

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from streamtrain.config import Settings
-from streamtrain.settings_file import load
+from streamtrain.settings.settings_file import load
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.md")))]

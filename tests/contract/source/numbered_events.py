@@ -9,8 +9,9 @@ from contextlib import asynccontextmanager
 import bson
 from aiokafka import AIOKafkaConsumer, ConsumerRecord, TopicPartition
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import SystemClock
+from streamtrain.kafka import topics
 from streamtrain.source import envelope
 from streamtrain.source.publisher import Publisher
 from streamtrain.types import ChangeEvent, Operation, Position, PositionKind

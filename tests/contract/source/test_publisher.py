@@ -10,8 +10,9 @@ import pytest
 from aiokafka import AIOKafkaProducer
 from aiokafka.admin import AIOKafkaAdminClient, NewTopic
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.errors import FencedError, KafkaError, OffsetError, SourceError
+from streamtrain.kafka import topics
 from streamtrain.source.publisher import Publisher
 from streamtrain.types import Operation, PositionKind, Published
 from tests.contract.source.numbered_events import (

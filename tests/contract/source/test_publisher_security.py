@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from streamtrain import config
 from streamtrain.errors import AuthenticationError, KafkaError, PermissionMissingError
-from streamtrain.kafka_failure import explain
+from streamtrain.kafka.failure import explain
 from streamtrain.sandbox.apache_kafka import ApacheKafka
 from streamtrain.source.producer import start_producer
 from tests.contract.source.numbered_events import publishing

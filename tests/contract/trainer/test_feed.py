@@ -15,14 +15,15 @@ import numpy as np
 import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer, ConsumerRecord, TopicPartition
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import SystemClock
 from streamtrain.errors import ContinuityError, EnvelopeError, KafkaError, OffsetError, WorkerError
+from streamtrain.kafka import topics
+from streamtrain.kafka.topic_admin import TopicSpec, ensure_topics
 from streamtrain.sandbox.apache_kafka import ApacheKafka
 from streamtrain.sandbox.kafka_broker import KafkaBroker
 from streamtrain.source import envelope
 from streamtrain.source.publisher import Publisher
-from streamtrain.topic_admin import TopicSpec, ensure_topics
 from streamtrain.trainer import reader as reader_module
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.rows import RoundRows

@@ -12,9 +12,10 @@ from aiokafka import TopicPartition
 from aiokafka.admin import AIOKafkaAdminClient
 from aiokafka.admin.records_to_delete import RecordsToDelete
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import Clock, FakeClock, SystemClock
 from streamtrain.errors import KafkaError
+from streamtrain.kafka import topics
 from streamtrain.source.publisher import Publisher
 from streamtrain.types import Learned, RetentionState
 from streamtrain.window.offsets import Offsets

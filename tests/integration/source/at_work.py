@@ -11,8 +11,9 @@ import bson
 from pymongo import MongoClient
 from pymongo.collection import Collection
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import Clock, SystemClock
+from streamtrain.kafka import topics
 from streamtrain.source import envelope
 from streamtrain.source.envelope import Record
 from streamtrain.source.publisher import Publisher

@@ -74,7 +74,7 @@ def build_model(job: Job) -> None:
 
 
 async def _servers(settings: Settings) -> list[Check]:
-    from streamtrain.connections import checks
+    from streamtrain.daemon.connections import checks
 
     found = []
     for name, check in checks(settings):

@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import structlog
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import Clock
+from streamtrain.kafka import topics
 from streamtrain.ports import LeasePort
 from streamtrain.source.publisher import Publisher
 from streamtrain.source.source import Source

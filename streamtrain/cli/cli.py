@@ -14,7 +14,7 @@ from streamtrain.errors import EXIT_DEPENDENCY, EXIT_INTERNAL, StreamtrainError
 
 if TYPE_CHECKING:
     from streamtrain.masking import Mask
-    from streamtrain.settings_file import Loaded
+    from streamtrain.settings.settings_file import Loaded
 
 app = typer.Typer(
     name="streamtrain",
@@ -82,7 +82,7 @@ def main() -> NoReturn:
 def run(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Follow the sources, train the jobs and serve the admin endpoint until SIGTERM."""
     loaded = _load(config, set_)
-    from streamtrain.daemon import run as run_daemon
+    from streamtrain.daemon.daemon import run as run_daemon
 
     _exit(run_daemon(loaded))
 
@@ -100,7 +100,7 @@ def validate(
     """Check the settings file, the models and, with --connect, the servers; nothing is changed."""
     _state.json = json
     loaded = _load(config, set_)
-    from streamtrain.validation import run as run_checks
+    from streamtrain.cli.validation import run as run_checks
 
     checks = run_checks(loaded.settings, connect=connect, models=models)
     if json:
@@ -118,7 +118,7 @@ def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption
     """Show what the running daemon does: sources, jobs, backlog, freshness, scores."""
     _state.json = json
     loaded = _load(config, set_)
-    from streamtrain import status_text
+    from streamtrain.cli import status_text
     from streamtrain.client import AdminClient
 
     found = AdminClient.of(loaded.settings.admin).status()
@@ -161,7 +161,7 @@ def show_config(
 ) -> None:
     """Print the effective settings: file, environment, secrets, flags and defaults, with secrets masked."""
     _state.json = json
-    from streamtrain import settings_text
+    from streamtrain.settings import settings_text
 
     if schema:
         _print_json(settings_text.schema())
@@ -184,7 +184,7 @@ def sandbox_up(
 ) -> None:
     """Start the embedded MongoDB and Kafka and print their addresses, until Ctrl-C. For development only."""
     _state.json = json
-    from streamtrain.sandbox_command import up
+    from streamtrain.cli.sandbox_command import up
 
     _exit(up(mongo_port=mongo_port, kafka_port=kafka_port, data=data, json=json))
 
@@ -229,7 +229,7 @@ _state = _State()
 
 
 def _load(config: str | None, overrides: list[str] | None) -> Loaded:
-    from streamtrain import settings_file
+    from streamtrain.settings import settings_file
 
     loaded = settings_file.load(settings_file.find(config), flags=overrides or ())
     _state.mask = loaded.mask

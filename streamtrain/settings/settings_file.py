@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, SecretStr, ValidationError
 
-from streamtrain import yaml_file
 from streamtrain.config import WRITTEN, Settings
 from streamtrain.errors import ConfigError, SettingsError
 from streamtrain.masking import MASK, Mask, secrets_of
-from streamtrain.yaml_file import Document, Place
+from streamtrain.settings import yaml_file
+from streamtrain.settings.yaml_file import Document, Place
 
 ENV_PREFIX = "STREAMTRAIN__"
 FILE_SUFFIX = "_file"

@@ -8,7 +8,8 @@ import pytest
 import yaml
 from pydantic import BaseModel
 
-from streamtrain import config, settings_file, settings_text
+from streamtrain import config
+from streamtrain.settings import settings_file, settings_text
 
 TEXT = """\
 kafka:

@@ -7,17 +7,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.clock import Clock
 from streamtrain.control.controller import Controller
 from streamtrain.control.launcher.local import LocalLauncher
 from streamtrain.control.machine import Phase
+from streamtrain.daemon.overview import JobView
+from streamtrain.daemon.source_part import SourcePart
 from streamtrain.errors import ConfigError, ModelError, StreamtrainError, WorkerFailedError
+from streamtrain.kafka import topics
+from streamtrain.kafka.topic_admin import TopicSpec, ensure_topics
 from streamtrain.observe.report import JobReport
-from streamtrain.overview import JobView
 from streamtrain.ports import LeasePort, ManifestPort
-from streamtrain.source_part import SourcePart
-from streamtrain.topic_admin import TopicSpec, ensure_topics
 from streamtrain.types import RoundReport
 from streamtrain.window.planner import plan
 

@@ -8,7 +8,7 @@ import pytest
 
 from streamtrain.config import Settings
 from streamtrain.errors import EXIT_CONFIG, ConfigError, SettingsError
-from streamtrain.settings_file import Loaded, load
+from streamtrain.settings.settings_file import Loaded, load
 
 GOOD = """\
 kafka: {bootstrap_servers: "127.0.0.1:9092"}

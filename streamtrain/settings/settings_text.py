@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, SecretStr
 
 from streamtrain import config
 from streamtrain.masking import MASK, Mask
-from streamtrain.settings_file import Loaded
+from streamtrain.settings.settings_file import Loaded
 
 # Longest unit first that divides the value: 21600.0 s is shown as 6h.
 _DURATIONS = (("d", 86400), ("h", 3600), ("m", 60), ("s", 1))

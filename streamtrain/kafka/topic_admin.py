@@ -14,8 +14,8 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 
 from streamtrain import config
 from streamtrain.errors import KafkaError, PermissionMissingError, StreamtrainError
-from streamtrain.kafka_failure import explain, explain_unreachable
-from streamtrain.topics import kafka_options
+from streamtrain.kafka.failure import explain, explain_unreachable
+from streamtrain.kafka.topics import kafka_options
 
 REQUEST_TIMEOUT_MS = 15_000
 APPEAR_TIMEOUT_S = 15.0

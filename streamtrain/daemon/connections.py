@@ -7,12 +7,13 @@ from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 from importlib.util import find_spec
 
-from streamtrain import config, state_store
+from streamtrain import config
+from streamtrain.daemon import state_store
 from streamtrain.errors import DependencyError
+from streamtrain.kafka.topic_admin import ensure_topics
 from streamtrain.source import preflight
 from streamtrain.source.position_log import read_position
 from streamtrain.source.source_topic import check_positions, check_records, source_topics
-from streamtrain.topic_admin import ensure_topics
 
 
 def checks(settings: config.Settings) -> Iterator[tuple[str, Callable[[], Awaitable[None]]]]:

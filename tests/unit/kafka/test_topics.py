@@ -1,8 +1,9 @@
 import pytest
 from pydantic import SecretStr
 
-from streamtrain import config, topics
+from streamtrain import config
 from streamtrain.errors import ConfigError
+from streamtrain.kafka import topics
 
 
 def kafka(**security: object) -> config.Kafka:

@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from streamtrain import overview, status_text
+from streamtrain.cli import status_text
 from streamtrain.clock import FakeClock
 from streamtrain.control.machine import Phase
 from streamtrain.control.status import CheckpointStatus, JobStatus, RetrainStatus
+from streamtrain.daemon import overview
+from streamtrain.daemon.overview import CONTROLLER_TICK_DEADLINE_S, LOOP_TICK_DEADLINE_S, JobView, Process
 from streamtrain.observe.report import JobReport
-from streamtrain.overview import CONTROLLER_TICK_DEADLINE_S, LOOP_TICK_DEADLINE_S, JobView, Process
 from streamtrain.source.status import SourceState, SourceStatus
 from streamtrain.types import DType, Label, Learned, RoundCounts, RoundReport, Scores, Task
 

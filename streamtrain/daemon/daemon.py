@@ -26,10 +26,13 @@ import structlog
 from apscheduler.schedulers.asyncio import AsyncIOScheduler
 from pymongo import AsyncMongoClient
 
-from streamtrain import __version__, cancelling, connections, logs, metrics, overview, settings_file, state_store
+from streamtrain import __version__, cancelling, logs, metrics
 from streamtrain.artifacts import open_store
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.control.lease import Lease, LeaseState
+from streamtrain.daemon import connections, overview, state_store
+from streamtrain.daemon.job_part import JobPart
+from streamtrain.daemon.source_part import SourcePart
 from streamtrain.errors import (
     EXIT_INTERRUPTED,
     EXIT_OK,
@@ -40,12 +43,11 @@ from streamtrain.errors import (
     ModelError,
     StreamtrainError,
 )
-from streamtrain.job_part import JobPart
 from streamtrain.observe.admin import Admin, RetrainFrom
 from streamtrain.registry.store import ManifestStore
-from streamtrain.settings_file import Loaded
+from streamtrain.settings import settings_file
+from streamtrain.settings.settings_file import Loaded
 from streamtrain.source.status import SourceStatus
-from streamtrain.source_part import SourcePart
 
 # Together below the 90 s after which systemd kills by default. SOURCE_STOP_S: the transaction in hand. JOB_DRAIN_S:
 # rounds in flight, a save and its commit.

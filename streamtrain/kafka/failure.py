@@ -9,7 +9,7 @@ from aiokafka.conn import create_conn
 
 from streamtrain import config
 from streamtrain.errors import AuthenticationError, KafkaError, PermissionMissingError, StreamtrainError
-from streamtrain.topics import kafka_options
+from streamtrain.kafka.topics import kafka_options
 
 PROBE_TIMEOUT_MS = 5_000
 

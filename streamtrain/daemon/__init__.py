@@ -1,0 +1,1 @@
+"""The daemon's composition: the one place where the stages meet."""
