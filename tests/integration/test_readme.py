@@ -62,7 +62,7 @@ def folder(tmp_path: Path) -> Path:
     ports = free_ports(3)
     usual = {"27117": ports[0], "19092": ports[1], "8470": ports[2]}
     files = {"streamtrain.yaml": f'admin: {{listen: "127.0.0.1:8470"}}\n{blocks("README.md", "yaml")[0]}'}
-    for script in blocks("README.md", "python"):
+    for script in blocks("README.md", "python") + blocks("docs/models.md", "python"):
         name = re.match(r"# (\w+\.py)\n", script)
         assert name is not None
         files[name[1]] = script
@@ -149,6 +149,8 @@ def test_the_path_from_the_sandbox_to_a_retrain_works_as_written(folder: Path) -
             wait_until(lambda: job()["rows_learned"] >= 2000, timeout=STARTS_WITHIN_S, what="the flights to be learned")
             run(folder, "retrain", "flight-delay", "--from", "scratch")
             wait_until(lambda: job()["retrain"] is not None, timeout=STARTS_WITHIN_S, what="the retrain to begin")
+
+        subprocess.run([sys.executable, "use_model.py"], cwd=folder, check=True, timeout=STARTS_WITHIN_S)
 
         # another model than the one that has learned: the daemon waits to be asked for a retrain
         with_a_model_of_its_own(folder)
