@@ -80,7 +80,7 @@ def main() -> NoReturn:
 
 @app.command()
 def run(config: ConfigOption = None, set_: SetOption = None) -> None:
-    """Follow the sources, train the jobs and serve the admin endpoint until SIGTERM."""
+    """Follow the sources and train the jobs, until SIGTERM. The admin endpoint says how it goes."""
     loaded = _load(config, set_)
     from streamtrain.daemon.daemon import run as run_daemon
 
@@ -97,7 +97,7 @@ def validate(
     ] = True,
     json: JsonOption = False,
 ) -> None:
-    """Check the settings file, the models and, with --connect, the servers; nothing is changed."""
+    """Check settings, models and servers; nothing is changed. The servers only with --connect."""
     _state.json = json
     loaded = _load(config, set_)
     from streamtrain.cli.validation import run as run_checks
@@ -115,7 +115,7 @@ def validate(
 
 @app.command()
 def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
-    """Show what the running daemon does: sources, jobs, backlog, freshness, scores."""
+    """Show the sources, jobs, freshness and scores of the daemon."""
     _state.json = json
     loaded = _load(config, set_)
     from streamtrain.cli import status_text
@@ -159,7 +159,7 @@ def show_config(
     ] = False,
     json: JsonOption = False,
 ) -> None:
-    """Print the effective settings: file, environment, secrets, flags and defaults, with secrets masked."""
+    """Print the effective settings, with secrets masked. They come from file, environment, secrets, flags, defaults."""
     _state.json = json
     from streamtrain.settings import settings_text
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ def run(settings: Settings, *, connect: bool, models: bool) -> list[Check]:
     if models:
         checks += _models(settings)
     if connect:
+        logging.getLogger("aiokafka").setLevel(logging.CRITICAL)  # what it would say is in the checks' answers
         checks += asyncio.run(_servers(settings))
     return checks
 

@@ -212,6 +212,10 @@ def test_a_kafka_that_cannot_be_reached(command_line: CommandLine, settings: Set
     assert code == EXIT_DEPENDENCY
     assert "Kafka at 127.0.0.1:1 cannot be reached" in printed
     assert "is kafka.bootstrap_servers right" in printed
+    code, printed = command_line("validate", settings, "--no-models", "--connect")
+    assert code == EXIT_DEPENDENCY
+    assert "wrong Kafka of source flights\n  Kafka at 127.0.0.1:1 cannot be reached" in printed
+    assert "Unable connect" not in printed  # the client's own words
 
 
 @pytest.mark.parametrize("command", [["run"], ["validate", "--no-models", "--connect"]])
