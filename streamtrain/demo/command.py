@@ -17,7 +17,7 @@ from rich.console import Console
 from streamtrain.clock import SystemClock
 from streamtrain.demo.options import Options, parse_options
 from streamtrain.demo.reporter import LineReporter, Reporter, ScreenReporter
-from streamtrain.demo.summary import Summary, render_summary
+from streamtrain.demo.summary import Summary, kept_lines, render_summary
 from streamtrain.errors import EXIT_INTERNAL, EXIT_INTERRUPTED, EXIT_OK
 
 _STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -81,3 +81,5 @@ def _print(summary: Summary, *, json: bool) -> None:
         print(jsonlib.dumps(summary.to_document(), indent=2))
     else:
         Console().print(render_summary(summary))
+        for line in kept_lines(summary):
+            print(line)

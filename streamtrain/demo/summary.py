@@ -106,10 +106,6 @@ def render_summary(summary: Summary) -> RenderableType:
     if job.freshness_p50_s is not None:
         quantiles = f"median {seconds(job.freshness_p50_s)}, p99 {seconds(job.freshness_p99_s)}"
         facts.add_row("freshness", f"{quantiles} from write to gradient")
-    if summary.kept is not None:
-        facts.add_row("kept", Text(summary.kept, overflow="fold"))
-    if summary.checkpoint is not None:
-        facts.add_row("checkpoint", Text(summary.checkpoint, overflow="fold"))
     style = "green" if summary.complete else "yellow"
     return Panel(
         Group(facts, Text(), error_table(summary.comparison)) if summary.comparison.labels else facts,
@@ -120,6 +116,12 @@ def render_summary(summary: Summary) -> RenderableType:
         padding=(1, 2),
         width=WIDTH,
     )
+
+
+def kept_lines(summary: Summary) -> list[str]:
+    """What was left behind, a path whole on each line, so that it can be copied."""
+    paths = {"kept": summary.kept, "checkpoint": summary.checkpoint}
+    return [f"{name:<10}  {path}" for name, path in paths.items() if path is not None]
 
 
 def _learned(summary: Summary) -> str:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console, RenderableType
 
 from streamtrain.demo.reporter import LineReporter, line
 from streamtrain.demo.screen import render, sparkline
-from streamtrain.demo.summary import Summary, render_summary
+from streamtrain.demo.summary import Summary, kept_lines, render_summary
 from streamtrain.demo.view import Comparison, JobView, LiveView
 
 JOB = JobView(
@@ -103,3 +104,9 @@ def test_summary_is_complete_only_when_every_label_was_learned_once() -> None:
         lines_of(render_summary(summary(learned=8, caught_up_s=0.2)))
     )
     assert summary(learned=8, caught_up_s=0.2).to_document()["written"]["per_second"] == 9.5
+
+
+def test_paths_that_were_kept_stand_whole_in_a_line() -> None:
+    checkpoint = "/tmp/streamtrain-demo-9chztcj6/checkpoints/flight-delay/20261130t222954-a7c7f0/e1-g1-r41/model.keras"
+    kept = replace(summary(learned=8, caught_up_s=0.2), kept="/tmp/streamtrain-demo-9chztcj6", checkpoint=checkpoint)
+    assert kept_lines(kept) == ["kept        /tmp/streamtrain-demo-9chztcj6", f"checkpoint  {checkpoint}"]
