@@ -141,8 +141,10 @@ class Daemon:
         except StreamtrainError as error:
             self._fail(error)
         finally:
-            await client.close()
-            shutil.rmtree(work_dir, ignore_errors=True)
+            try:
+                await client.close()
+            finally:  # also when one more signal cuts that short
+                shutil.rmtree(work_dir, ignore_errors=True)
 
     async def _run_parts(self, lease: Lease, client: AsyncMongoClient[Any], work_dir: Path) -> None:
         """Starts sources and jobs, waits for the end, and drains them: sources first."""
