@@ -150,7 +150,9 @@ class Admin:
         if scheme.lower() != "bearer" or not matches:
             raise HTTPException(
                 HTTPStatus.UNAUTHORIZED,
-                "a bearer token is needed: the value of admin.token",
+                "the bearer token is wrong: it must be the value of admin.token"
+                if given
+                else "a bearer token is needed: the value of admin.token",
                 headers={"WWW-Authenticate": "Bearer"},
             )
 

@@ -91,6 +91,8 @@ async def test_status_needs_the_token_exactly_when_one_is_set() -> None:
         refused = await client.get("/v1/status")
         assert refused.status_code == 401
         assert refused.headers["www-authenticate"] == "Bearer"
+        assert "is needed" in refused.text
+        assert "is wrong" in (await client.get("/v1/status", headers={"Authorization": f"Bearer {TOKEN}x"})).text
         for header in ("", "Bearer", f"Basic {TOKEN}", f"Bearer {TOKEN}x", f"Bearer {TOKEN[:-1]}", "Bearer ä"):
             answer = await client.get("/v1/status", headers={"Authorization": header.encode()})
             assert answer.status_code == 401
