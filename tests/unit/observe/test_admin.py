@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from streamtrain import metrics
 from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
 from streamtrain.masking import Mask
 from streamtrain.observe.admin import MAX_BODY_BYTES, Admin, RetrainFrom, bind
@@ -78,10 +79,12 @@ async def test_health_names_what_is_not_well_and_why() -> None:
 
 
 async def test_metrics_are_open_and_in_prometheus_form() -> None:
+    metrics.ROUNDS.labels("in-prometheus-form").inc()
     async with serving(FakeSubject(), token=TOKEN) as client:
         answer = await client.get("/metrics")
         assert answer.headers["content-type"].startswith("text/plain; version=")
         assert "# HELP streamtrain_rounds_total Rounds trained." in answer.text
+        assert 'streamtrain_rounds_total{job="in-prometheus-form"} 1.0' in answer.text
 
 
 async def test_status_needs_the_token_exactly_when_one_is_set() -> None:
