@@ -79,7 +79,9 @@ def _flow(view: LiveView) -> RenderableType:
 
 
 def _workers(job: JobView) -> str:
-    text = f"{job.workers} worker{'s' * (job.workers != 1)}" if job.workers else ""
+    if not job.generation:
+        return ""
+    text = f"{job.workers} worker{'s' * (job.workers != 1)}" if job.workers else "workers are replaced"
     return f"{text}, {job.dead_letters:,} dead letters" if job.dead_letters else text
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from streamtrain import cancelling
 from streamtrain.artifacts import DirectoryStore
 from streamtrain.clock import Clock
 from streamtrain.demo import trim
-from streamtrain.demo.configuration import COLLECTION, DATABASE, JOB, STATE_DATABASE, Addresses, configuration
+from streamtrain.demo.configuration import COLLECTION, DATABASE, JOB, LABEL, STATE_DATABASE, Addresses, configuration
 from streamtrain.demo.job import Daemon
 from streamtrain.demo.options import Options
 from streamtrain.demo.reporter import Reporter
@@ -185,7 +186,19 @@ class Session:
         )
 
     def _summary(self, head: Manifest | None) -> Summary:
+        """The last manifest has the last word: what a failed generation had learned since its own is not in the
+        weights, and was learned again."""
         written = self._written
+        if head is not None and LABEL in head.scores:
+            scores = head.scores[LABEL]
+            self._job = replace(
+                self._job,
+                rounds=head.rounds,
+                learned=head.rows_learned,
+                scored=scores.rows,
+                absolute_error=scores.sums["absolute_error"],
+            )
+            self._comparison = self._baselines.compare(self._job)
         kept = str(self._directory) if self._options.keep else None
         keras = head.artifacts.get("keras") if head is not None and kept else None
         return Summary(

@@ -58,6 +58,7 @@ class Summary:
                 "rows": self.job.learned,
                 "rounds": self.job.rounds,
                 "workers": self.job.workers,
+                "generations": self.job.generation,
                 "dead_letters": self.job.dead_letters,
                 "backlog": self.job.backlog,
                 "complete": self.complete,
@@ -101,6 +102,9 @@ def render_summary(summary: Summary) -> RenderableType:
         "", f"{summary.inserts:,} flights left, {summary.updates:,} landed, {summary.deletes:,} were cancelled"
     )
     facts.add_row("learned", _learned(summary))
+    if job.generation > 1:
+        replaced = "once" if job.generation == 2 else f"{job.generation - 1} times"
+        facts.add_row("workers", f"were replaced {replaced} after a failure, from the newest checkpoint")
     if summary.first_learned_s is not None:
         facts.add_row("first", f"document learned {seconds(summary.first_learned_s)} after the start")
     if job.freshness_p50_s is not None:

@@ -14,12 +14,14 @@ _HISTORY = 48
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """The job, as the daemon's status says. backlog: None while it is not known. absolute_error: summed over the
-    `scored` flights. freshness: seconds from the write in MongoDB to the gradient, None before there are any."""
+    """The job, as the daemon's status says. generation: 1 for the first group of workers. rounds, learned: what
+    the weights contain. backlog: None while it is not known. absolute_error: summed over the `scored` flights.
+    freshness: seconds from the write in MongoDB to the gradient, None before there are any."""
 
     phase: str = "starting"
     reason: str = ""
     workers: int = 0
+    generation: int = 0
     rounds: int = 0
     learned: int = 0
     scored: int = 0
@@ -78,7 +80,7 @@ class Baselines:
 
 @dataclass(slots=True)
 class Rate:
-    """Events a second over the last few seconds, and its history for a sparkline."""
+    """Events a second over the last few seconds, and its history for a sparkline; 0 where the total went back."""
 
     samples: deque[tuple[float, int]] = field(default_factory=deque)
     history: deque[float] = field(default_factory=lambda: deque(maxlen=_HISTORY))
@@ -89,7 +91,7 @@ class Rate:
         while len(self.samples) > 2 and now - self.samples[1][0] >= _RATE_SECONDS:
             self.samples.popleft()
         began, before = self.samples[0]
-        rate = (total - before) / (now - began) if now > began else 0.0
+        rate = max(0, total - before) / (now - began) if now > began else 0.0
         self.history.append(rate)
         return rate
 

@@ -40,6 +40,37 @@ def test_everything_that_was_written_is_learned(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_worker_that_is_killed_costs_nothing_but_time(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    with log.open("wb") as output:
+        demo = subprocess.Popen(
+            [*DEMO, "--rate", "300", "--duration", "20s", "--workers", "2", "--json"],
+            env=environment(folder),
+            stdout=subprocess.PIPE,
+            stderr=output,
+            text=True,
+        )
+    try:
+        wait_until(lambda: "learned 1" in log.read_text(), timeout=ENDS_WITHIN_S, what="documents to be learned")
+        (worker, *_others) = [
+            process
+            for process in psutil.Process(demo.pid).children(recursive=True)
+            if "streamtrain.trainer.worker" in process.cmdline()
+        ]
+        worker.kill()
+        summary = json.loads(demo.communicate(timeout=ENDS_WITHIN_S)[0])
+    finally:
+        if demo.poll() is None:
+            demo.kill()
+            demo.wait()
+    assert demo.returncode == 0, log.read_text()
+    assert summary["learned"]["generations"] > 1
+    assert summary["learned"]["complete"] is True
+    assert summary["mean_absolute_error"]["labels"] == summary["learned"]["rows"] == summary["written"]["updates"]
+
+
 @pytest.mark.parametrize("when", ["starting", "learned 1"])
 def test_ctrl_c_ends_it_in_order_and_leaves_nothing_behind(tmp_path: Path, when: str) -> None:
     log = tmp_path / "log"

@@ -14,10 +14,13 @@ def test_status_of_a_training_job_is_read() -> None:
         {
             "phase": "training",
             "workers": 2,
+            "generation": 1,
+            "rounds": 4,
+            "rows_learned": 90,
             "backlog": 7,
             "report": {
-                "rounds": 4,
-                "records": {"learned": 90, "dead_letters": 1},
+                "rounds": 6,
+                "records": {"learned": 120, "dead_letters": 1},
                 "scores": {"arr_delay": {"rows": 80, "mae": 10.0}},
                 "freshness_ms_since_start": {"p50": 200.0, "p99": 900.0},
             },
@@ -26,6 +29,7 @@ def test_status_of_a_training_job_is_read() -> None:
     assert view == JobView(
         phase="training",
         workers=2,
+        generation=1,
         rounds=4,
         learned=90,
         scored=80,
