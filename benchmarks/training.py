@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import socket
@@ -123,6 +124,8 @@ async def _compare(
     ends: Sequence[Learned],
 ) -> dict[str, Any]:
     learn, step = trainer(strategy, kind, len(ends)), bare_step()
+    gc.collect()
+    gc.freeze()  # as a worker does once it is formed
     rounds = [documents[begin : begin + options.round] for begin in range(0, len(documents), options.round)]
     table = limits.bare_decode(kind, documents)
 
