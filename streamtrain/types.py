@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import StrEnum
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 # --------------------------------------------------------------------------- schema
 
@@ -65,9 +65,30 @@ class Schema:
     labels: tuple[Label, ...]
 
     def fingerprint(self) -> str:
-        """sha256 of the schema's canonical JSON: equal exactly when two schemas decode alike."""
-        canonical = json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+        """sha256 of the schema's canonical JSON: equal exactly when two schemas decode alike.
+
+        Fields that came later than the first release are left out while they are at their default, so that a
+        checkpoint of an older release fits the schema that it was written with.
+        """
+        parts = {
+            "features": [_canonical(feature, _FIRST_FEATURE_FIELDS) for feature in self.features],
+            "labels": [_canonical(label, _FIRST_LABEL_FIELDS) for label in self.labels],
+        }
+        canonical = json.dumps(parts, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+_FIRST_FEATURE_FIELDS = frozenset({"field", "dtype", "length", "encoding", "missing", "buckets"})
+_FIRST_LABEL_FIELDS = frozenset({"field", "dtype", "task", "classes"})
+
+
+def _canonical(part: Feature | Label, always: frozenset[str]) -> dict[str, Any]:
+    values = asdict(part)
+    return {
+        each.name: values[each.name]
+        for each in fields(part)
+        if each.name in always or getattr(part, each.name) != each.default
+    }
 
 
 # --------------------------------------------------------------------------- source
