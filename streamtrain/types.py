@@ -331,9 +331,35 @@ class RoundCounts:
     skipped: int = 0  # an update whose document was gone when it was looked up
     replayed: int = 0
     late_labels: int = 0  # of `learned`: the document had been waiting for its label
+    expelled: int = 0  # versions that were replayed until the model could not take them any more
 
     def __add__(self, other: RoundCounts) -> RoundCounts:
         return RoundCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
+
+
+@dataclass(frozen=True, slots=True)
+class Norms:
+    """L2 norms of the steps that were applied: of the gradient that the optimizer was given, over all weights, and
+    of what the step moved them by. Sums over `steps`, and the largest."""
+
+    steps: int = 0
+    gradient_sum: float = 0.0
+    gradient_max: float = 0.0
+    update_sum: float = 0.0
+    update_max: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class FieldCounts:
+    """How often a round's documents held something else than usual in a field (`trainer/field_statistics.py`)."""
+
+    missing: int = 0  # absent, null, or not finite where `missing` stands in for it
+    coerced: int = 0  # of another BSON type than the field's, and taken exactly
+    unseen: int = 0  # a string that had not been seen before
+    out_of_range: int = 0  # a number beyond what was seen before, or too large for the field
+
+    def __add__(self, other: FieldCounts) -> FieldCounts:
+        return FieldCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,7 +368,9 @@ class RoundReport:
     `dead_letter_reasons` and `freshness_ms`; `steps` and `scores` are the same on every rank.
 
     freshness_ms: counts per bucket of `FRESHNESS_BUCKETS_MS` of (gradient applied - wall time of the
-    write). timings: seconds by stage (`read`, `decode`, `memory`, `step`, `total`).
+    write). timings: seconds by stage (`read`, `decode`, `memory`, `step`, `total`). holdout: as `scores`, of the
+    rows that are never learned from. fields: per field of the schema. expelled: offsets, per partition, of versions
+    that the model could not take: they have left the memory and must not come back to it.
     """
 
     round: int
@@ -355,6 +383,10 @@ class RoundReport:
     timings: Mapping[str, float]
     memory_rows: int = 0
     memory_bytes: int = 0
+    holdout: Mapping[str, Scores] = field(default_factory=dict)
+    norms: Norms = field(default_factory=Norms)
+    fields: Mapping[str, FieldCounts] = field(default_factory=dict)
+    expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
 
 # Upper bounds, in milliseconds, of the freshness histogram: about 12 % apart; a last bucket holds the rest.
@@ -377,7 +409,9 @@ class Manifest:
     id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
     counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
     (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: places at which the retrain
-    that began this lineage has caught up; None once it has, or without one.
+    that began this lineage has caught up; None once it has, or without one. holdout: as `scores`, of the rows
+    that are never learned from. expelled: per partition, the offsets inside the window of versions that the model
+    could not take.
     """
 
     id: str
@@ -401,3 +435,5 @@ class Manifest:
     schema_fingerprint: str
     model_fingerprint: str
     retrain_until: tuple[Learned, ...] | None = None
+    holdout: Mapping[str, Scores] = field(default_factory=dict)
+    expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)

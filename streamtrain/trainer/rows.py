@@ -21,6 +21,8 @@ class Rows:
     labels: per label field [n]. weights: [n] float64, the weight of each row in the loss. scored: [n] bool,
     whether the row counts for prequential scores (test-then-train; never a replayed row). wall_time_ms: [n]
     int64, when the version was written in MongoDB; 0 where that is no freshness sample (replayed rows, a retrain).
+    held: [n] bool, rows of the hold-out: scored by themselves, never learned from; None where the job has none.
+    offsets: [n] int64, where each version lies in the source's topic, -1 where that is not known; None for unknown all.
     """
 
     partition: int
@@ -29,6 +31,8 @@ class Rows:
     weights: npt.NDArray[np.float64]
     scored: npt.NDArray[np.bool_]
     wall_time_ms: npt.NDArray[np.int64]
+    held: npt.NDArray[np.bool_] | None = None
+    offsets: npt.NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
