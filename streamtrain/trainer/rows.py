@@ -23,6 +23,7 @@ class Rows:
     int64, when the version was written in MongoDB; 0 where that is no freshness sample (replayed rows, a retrain).
     held: [n] bool, rows of the hold-out: scored by themselves, never learned from; None where the job has none.
     offsets: [n] int64, where each version lies in the source's topic, -1 where that is not known; None for unknown all.
+    replayed: [n] bool, rows that were drawn from the memory; None where none was.
     """
 
     partition: int
@@ -33,6 +34,7 @@ class Rows:
     wall_time_ms: npt.NDArray[np.int64]
     held: npt.NDArray[np.bool_] | None = None
     offsets: npt.NDArray[np.int64] | None = None
+    replayed: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
