@@ -12,19 +12,20 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoded
+from streamtrain.trainer.decode import LABELLED, WAITING, Decoded
 from streamtrain.trainer.identity import NEVER, Identities, Version
 from streamtrain.trainer.log import VersionLog
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column
 from streamtrain.types import Operation, Schema
 
-# Outcomes of records beside those of documents (decode.py).
-DELETED, SKIPPED = np.uint8(3), np.uint8(4)
+# Outcomes of records beside those of documents (decode.py). FILTERED: a version that the job's filter turns away.
+# FORGOTTEN: one of a document that is known to be deleted later. Both leave nothing of their document.
+DELETED, FILTERED, FORGOTTEN, SKIPPED = np.uint8(3), np.uint8(4), np.uint8(5), np.uint8(6)
 
 _INSERT = ord(Operation.INSERT)
 _DELETE = ord(Operation.DELETE)
-_LABELLED, _WAITING, _BAD, _DELETED = int(LABELLED), int(WAITING), int(BAD), int(DELETED)
+_LABELLED, _WAITING, _DELETED, _SKIPPED = int(LABELLED), int(WAITING), int(DELETED), int(SKIPPED)
 _IDENTITY_BYTES = 250  # of Python objects per known document, about
 _WAITING_BYTES = 100  # of a note of when a document began to wait
 _CLUSTER_TICKS = 2.0**32  # of a cluster time, per second
@@ -34,20 +35,32 @@ _CLUSTER_TICKS = 2.0**32  # of a cluster time, per second
 class Fresh:
     """The labelled versions among some records, in order of offset: each is learned once. records: their places
     among the records. scored: the first labelled version of a document that was inserted or was waiting for it.
-    late: how many had been waiting."""
+    late: how many had been waiting. unchanged: how many more there were that say the same as the version in memory:
+    they have taken its place, and are not learned again."""
 
     records: npt.NDArray[np.int64]
     scored: npt.NDArray[np.bool_]
     late: int
+    unchanged: int = 0
 
 
 class PartitionMemory:
-    """half_life: seconds of cluster time after which a version is replayed half as often."""
+    """half_life: seconds of cluster time after which a version is replayed half as often. keep_deleted: a delete
+    changes nothing (`on_delete: keep`). weighted: whether documents give themselves a weight."""
 
-    def __init__(self, *, schema: Schema, partition: int, half_life: float) -> None:
+    def __init__(
+        self,
+        *,
+        schema: Schema,
+        partition: int,
+        half_life: float,
+        keep_deleted: bool = False,
+        weighted: bool = False,
+    ) -> None:
         self._partition = partition
         self._half_life = half_life
-        self._log = VersionLog(schema)
+        self._keep_deleted = keep_deleted
+        self._log = VersionLog(schema, weighted=weighted)
         self._namespaces: dict[bytes, Identities] = {}
         self._waiting: deque[tuple[int, bytes, bytes]] = deque()  # (offset, namespace, key) when it began to wait
         self._begin = 0
@@ -72,13 +85,21 @@ class PartitionMemory:
             self._namespaces[namespace].forget(key, offset << 1)
 
     def apply(
-        self, records: Records, outcomes: npt.NDArray[np.uint8], decoded: Decoded, rows: npt.NDArray[np.int64]
+        self,
+        records: Records,
+        outcomes: npt.NDArray[np.uint8],
+        decoded: Decoded,
+        rows: npt.NDArray[np.int64],
+        held: npt.NDArray[np.bool_] | None = None,
     ) -> Fresh:
-        """Takes the partition's next records. outcomes: per record LABELLED, WAITING, BAD, DELETED or SKIPPED.
-        rows: per record its row in `decoded`, which is read for the labelled ones only."""
+        """Takes the partition's next records. outcomes: per record LABELLED, WAITING, BAD, DELETED, FILTERED,
+        FORGOTTEN or SKIPPED. rows: per record its row in `decoded`, which is read for the labelled ones only. held:
+        which records are of documents that are held out: they are never replayed."""
         fresh: list[int] = []
         scored: list[bool] = []
         superseded: list[int] = []
+        again: list[int] = []  # places in `fresh` of labelled versions that follow a labelled one,
+        before: list[int] = []  # and the offsets of those
         late = 0
         begin = self._begin
         namespace, identities = b"", Identities()
@@ -103,11 +124,14 @@ class PartitionMemory:
                 fresh.append(place)
                 scored.append(operation == _INSERT)
                 continue
-            if outcome > _DELETED:
-                continue
+            if outcome == _SKIPPED or (outcome == _DELETED and self._keep_deleted and not isinstance(entry, list)):
+                continue  # one of several documents of an `_id` is not archived: it has moved to another shard
             found = identities.find(key, document_key)
             if found is not None and found[1] & 1:
                 superseded.append(found[1] >> 1)
+                if outcome == _LABELLED:
+                    again.append(len(fresh))
+                    before.append(found[1] >> 1)
             if outcome == _LABELLED:
                 waited = found is not None and not found[1] & 1
                 late += waited
@@ -120,9 +144,16 @@ class PartitionMemory:
             elif found is not None:
                 identities.put(key, found, None)
         places = np.array(fresh, np.int64)
-        self._log.append(records, places, decoded, rows[places])
+        self._log.append(records, places, decoded, rows[places], None if held is None else held[places])
+        learned = np.ones(len(places), np.bool_)
+        if again:
+            same = self._log.alike(np.array(before, np.int64), records.offsets[places[again]])
+            learned[np.array(again, np.int64)[same]] = False
         if superseded:
             self._log.remove(np.array(superseded, np.int64))
+        unchanged = len(places) - int(learned.sum())
+        if unchanged:
+            return Fresh(places[learned], np.array(scored, np.bool_)[learned], late, unchanged)
         return Fresh(records=places, scored=np.array(scored, np.bool_), late=late)
 
     def replay(self, *, count: int, seed: int, below: int) -> npt.NDArray[np.int64]:
@@ -132,7 +163,7 @@ class PartitionMemory:
         The `count` largest of log(weight) + Gumbel noise are a weighted sample without replacement (Efraimidis
         and Spirakis 2006, in the Gumbel-top-k form); the noise is a hash of seed, partition and offset.
         """
-        places = self._log.places(below)
+        places = self._log.replayable(below)
         if count <= 0 or len(places) == 0:
             return places[:0]
         offsets = self._log.offsets[places]
@@ -148,6 +179,14 @@ class PartitionMemory:
     def take(self, places: npt.NDArray[np.int64]) -> tuple[Mapping[str, Column], Mapping[str, Column]]:
         """Features and labels of the versions that `replay` named."""
         return self._log.take(places)
+
+    def offsets(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Where the versions that `replay` named stand in the topic."""
+        return self._log.offsets[places]
+
+    def weights(self, places: npt.NDArray[np.int64]) -> npt.NDArray[np.float64] | None:
+        """The weights that their documents give themselves, None where they give none."""
+        return None if self._log.weights is None else self._log.weights[places]
 
     def contents(self) -> dict[tuple[bytes, bytes], tuple[int, bool, int]]:
         """What is known, by (namespace, documentKey): offset, whether labelled, and the last labelled version's
