@@ -19,6 +19,7 @@ from streamtrain.control.member import Member
 from streamtrain.control.merge import merge_reports
 from streamtrain.control.rendezvous import Rendezvous
 from streamtrain.control.startup import Startup
+from streamtrain.control.stopped import Stopped
 from streamtrain.errors import StreamtrainError, WorkerError, WorkerFailedError
 from streamtrain.protocol import (
     Failed,
@@ -49,7 +50,7 @@ class Deadlines:
 
     ready: from launching to every worker's Ready, which imports TensorFlow. form, round, save: each answer.
     progress: without any message from a worker that owes an answer, and, before Ready, without any processor time
-    taken. stop: from Stop to the processes' end.
+    taken. stopped: standing stopped by a signal. stop: from Stop to the processes' end.
     terminate: from SIGTERM to SIGKILL. reap: from SIGKILL to the end.
     """
 
@@ -58,6 +59,7 @@ class Deadlines:
     round: float = 600.0
     save: float = 120.0
     progress: float = 15.0
+    stopped: float = 4.0
     stop: float = 10.0
     terminate: float = 0.5
     reap: float = 10.0
@@ -121,6 +123,7 @@ class Group:
             self._processes.append(process)
             self._start(self._watch_exit(index, process))
         self._start(self._watch_startup())
+        self._start(self._watch_stopped())
         await self._wait(self._gather_members())
         await self._rendezvous.close()
         self._start(self._watch_deadlines())
@@ -241,6 +244,15 @@ class Group:
                 )
                 if overdue is not None:
                     self._fail(WorkerError(overdue))
+
+    async def _watch_stopped(self) -> None:
+        watched = [Stopped(process, index=index) for index, process in enumerate(self._processes)]
+        while True:
+            for each in watched:
+                overdue = each.overdue(self._clock.monotonic(), self._deadlines.stopped)
+                if overdue is not None:
+                    self._fail(WorkerError(overdue))
+            await self._clock.sleep(min(1.0, self._deadlines.stopped / 4))
 
     async def _listen(self, member: Member) -> None:
         try:

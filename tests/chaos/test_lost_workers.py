@@ -18,9 +18,8 @@ from streamtrain.sandbox.kafka_broker import free_ports
 from streamtrain.sandbox.mongo_server import MongoProcess
 from tests.deployment import Deployment, wait_until
 
-# A frozen worker is found after 15 s and the next generation trains after a few more, on a machine of its own; the
-# tests beside this one take the processors that it would need.
-WAIT_SECONDS = 3 * 30.0
+# From a loss to training again: found, killed, the next generation has imported TensorFlow, formed and learned.
+WAIT_SECONDS = 30.0
 WRITE_EVERY_SECONDS = 0.05
 
 

@@ -17,6 +17,7 @@ TOKEN_VARIABLE = "STREAMTRAIN_JOIN_TOKEN"
 WORKER_COMMAND = (sys.executable, "-m", "streamtrain.trainer.worker")
 _STDERR = 2
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_STOPPED_STATES = frozenset("Tt")  # by a signal, by a debugger
 KEPT_LOGS = 20  # per job: a crash loop must not fill the disk
 
 
@@ -31,11 +32,21 @@ class LocalProcess:
 
     def cpu_s(self) -> float | None:
         try:
-            # Fields after the command's closing bracket (proc(5)): utime and stime are the 12th and 13th.
-            fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
+            fields = self._stat()
             return (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
         except (OSError, IndexError, ValueError):
             return None
+
+    def stopped(self) -> bool:
+        try:
+            return self._stat()[0] in _STOPPED_STATES
+        except (OSError, IndexError):
+            return False
+
+    def _stat(self) -> list[str]:
+        """Fields after the command's closing bracket (proc(5)): the state first; utime and stime are the 12th and
+        13th."""
+        return Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
 
     async def wait(self) -> int:
         return await self._process.wait()

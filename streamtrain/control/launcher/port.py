@@ -16,6 +16,9 @@ class WorkerProcess(Protocol):
     def cpu_s(self) -> float | None:
         """Processor time that it has taken, in seconds; None where that cannot be told."""
 
+    def stopped(self) -> bool:
+        """Whether a signal (SIGSTOP) or a debugger holds it; False where that cannot be told."""
+
     async def wait(self) -> int:
         """Its exit status once it has ended and been reaped; negative: the signal that killed it."""
 

@@ -8,6 +8,7 @@ import signal
 import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -144,6 +145,25 @@ async def test_a_worker_killed_while_idle_is_noticed_at_once(tmp_path: Path) -> 
         os.kill(launcher.launched[0].pid, signal.SIGKILL)
         with pytest.raises(WorkerError, match="killed by SIGKILL"):
             await waiting
+
+
+async def test_a_worker_stopped_while_idle_is_noticed_although_it_owes_nothing(tmp_path: Path) -> None:
+    async with formed(tmp_path, deadlines=replace(DEADLINES, stopped=0.5, progress=60.0)) as (group, launcher):
+        os.kill(launcher.launched[1].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerError, match=r"worker 1 .* has stood stopped by a signal for 0\.5 s"):
+            await group.reported()
+
+
+async def test_a_worker_stopped_before_it_arrives_is_noticed(tmp_path: Path) -> None:
+    deadlines = replace(DEADLINES, stopped=0.5, progress=60.0)
+    async with unformed(tmp_path, deadlines=deadlines, worker_1="absent@start") as (group, launcher):
+        forming = asyncio.create_task(group.form(template(tmp_path)))
+        async with asyncio.timeout(30):
+            while len(launcher.launched) < 2:  # noqa: ASYNC110
+                await asyncio.sleep(0.02)
+        os.kill(launcher.launched[1].pid, signal.SIGSTOP)
+        with pytest.raises(WorkerError, match=r"worker 1 .* has stood stopped by a signal"):
+            await forming
 
 
 async def test_a_slow_round_with_progress_is_no_failure(tmp_path: Path) -> None:

@@ -59,6 +59,24 @@ async def test_processor_time_is_told_while_it_runs(tmp_path: Path) -> None:
     assert process.cpu_s() is None
 
 
+async def test_a_process_that_is_stopped_is_told_from_one_that_runs(tmp_path: Path) -> None:
+    launcher = LocalLauncher(job="j", log_dir=tmp_path, command=(sys.executable, "-c", "while True: pass"))
+    process = await launcher.launch(control="unix:/x", token="t", generation=1, index=0)
+    if process.cpu_s() is None:
+        pytest.skip("this system does not tell a process' state in /proc")
+    assert not process.stopped()
+    async with asyncio.timeout(30):
+        os.kill(process.pid, signal.SIGSTOP)
+        while not process.stopped():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        os.kill(process.pid, signal.SIGCONT)
+        while process.stopped():  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+    process.kill()
+    await process.wait()
+    assert not process.stopped()
+
+
 async def test_old_logs_go(tmp_path: Path) -> None:
     launcher = LocalLauncher(job="j", log_dir=tmp_path, command=(sys.executable, "-c", ""))
     for generation in range(KEPT_LOGS + 5):
