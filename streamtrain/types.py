@@ -322,7 +322,8 @@ class Scores:
 
 @dataclass(frozen=True, slots=True)
 class RoundCounts:
-    """What became of the records of a round; the sum of the first five is the number of records read."""
+    """What became of the records of a round. The number of records read is the sum of learned, waiting, deletes,
+    dead_letters, skipped, unchanged, filtered, forgotten and held_out."""
 
     learned: int = 0  # labelled versions that entered the fresh path
     waiting: int = 0  # versions without their label
@@ -330,8 +331,12 @@ class RoundCounts:
     dead_letters: int = 0
     skipped: int = 0  # an update whose document was gone when it was looked up
     replayed: int = 0
-    late_labels: int = 0  # of `learned`: the document had been waiting for its label
+    late_labels: int = 0  # of `learned` and `held_out`: the document had been waiting for its label
     expelled: int = 0  # versions that were replayed until the model could not take them any more
+    unchanged: int = 0  # labelled versions that say the same as the one before: not learned again
+    filtered: int = 0  # versions that the job's filter turns away
+    forgotten: int = 0  # versions of documents that are deleted further on: not learned any more
+    held_out: int = 0  # labelled versions of documents that are held out: scored, never learned
 
     def __add__(self, other: RoundCounts) -> RoundCounts:
         return RoundCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
