@@ -7,8 +7,10 @@ import asyncio
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
+
+import numpy as np
 
 from streamtrain import config
 from streamtrain.clock import Clock
@@ -19,6 +21,7 @@ from streamtrain.trainer.decode import Decoder
 from streamtrain.trainer.headers import headers_of
 from streamtrain.trainer.memory import PartitionMemory
 from streamtrain.trainer.reader import Reader
+from streamtrain.trainer.reread import Rereader
 from streamtrain.trainer.rows import RoundRows
 from streamtrain.types import Learned, Round
 
@@ -69,6 +72,7 @@ class Feed:
         }
         self._loop = asyncio.new_event_loop()
         self._reader: Reader
+        self._rereader: Rereader
         self._dead_letters: DeadLetters
         self._serving: asyncio.Task[None] | None = None
         self._thread = threading.Thread(target=self._run, name="feed", daemon=True)
@@ -106,6 +110,11 @@ class Feed:
         """Returns once every dead letter of the rounds that `next` returned is acknowledged. Raises KafkaError."""
         self._call(self._dead_letters.flush())
 
+    def dead_letter_rows(self, partition: int, offsets: Sequence[int], reason: str) -> int:
+        """Sends records that were read before to the dead-letter topic; returns how many. One that Kafka holds no
+        more is named in a letter without its document. Raises KafkaError."""
+        return self._call(self._write_again(partition, offsets, reason))
+
     def close(self) -> None:
         """Ends the thread; what was read ahead is dropped. May be called twice."""
         if not self._thread.is_alive():
@@ -132,6 +141,7 @@ class Feed:
     async def _connect(self) -> None:
         self._reader = Reader(kafka=self._kafka, topic=self._topic, partitions=self._partitions, clock=self._clock)
         self._dead_letters = DeadLetters(kafka=self._kafka, topic=self._dead_letter_topic)
+        self._rereader = Rereader(kafka=self._kafka, topic=self._topic, clock=self._clock)
         await self._reader.start()
 
     async def _disconnect(self) -> None:
@@ -142,6 +152,7 @@ class Feed:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await self._reader.stop()
+                await self._rereader.stop()
                 await self._dead_letters.stop()
 
     async def _refill(self) -> None:
@@ -204,10 +215,24 @@ class Feed:
                     f"round {round_.number} asks for {fresh}, but {self._topic}/{number} was learned up to {expected}"
                 )
 
+    async def _write_again(self, partition: int, offsets: Sequence[int], reason: str) -> int:
+        wanted = np.unique(np.array(offsets, np.int64))
+        found = (await self._rereader.read({partition: wanted})).get(partition)
+        letters = []
+        if found is not None:
+            letters = [self._letter(Refused(found, place, reason)) for place in range(len(found))]
+            wanted = np.setdiff1d(wanted, found.offsets)
+        gone = [Letter(self._origin_of(partition, offset), reason, b"", ()) for offset in wanted.tolist()]
+        await self._dead_letters.write(letters + gone)
+        return len(letters) + len(gone)
+
+    def _origin_of(self, partition: int, offset: int) -> str:
+        return f"{self._origin}/{partition}/{offset}"
+
     def _letter(self, bad: Refused) -> Letter:
         records, place = bad.records, bad.place
         return Letter(
-            origin=f"{self._origin}/{records.partition}/{int(records.offsets[place])}",
+            origin=self._origin_of(records.partition, int(records.offsets[place])),
             reason=bad.reason,
             value=records.values[place],
             headers=(("key", records.keys[place]), *headers_of(records, place)),

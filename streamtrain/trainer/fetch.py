@@ -27,7 +27,7 @@ REQUEST_TIMEOUT_S = 20.0
 _WAIT_MS = 100  # how long a broker may wait for records that are not there yet
 _BACK_OFF_S = 0.1
 _FETCH_BYTES = 16 * 1024 * 1024  # of one answer; a single batch may be larger
-_PARTITION_BYTES = 1024 * 1024
+PARTITION_BYTES = 1024 * 1024
 _READ_COMMITTED = 1
 _LATEST, _EARLIEST = -1, -2
 
@@ -39,10 +39,14 @@ class OutOfRangeError(Exception):
 class BatchFetcher:
     """Reads one topic. All methods belong to one event loop."""
 
-    def __init__(self, *, kafka: config.Kafka, topic: str, clock: Clock) -> None:
+    def __init__(
+        self, *, kafka: config.Kafka, topic: str, clock: Clock, partition_bytes: int = PARTITION_BYTES
+    ) -> None:
+        """partition_bytes: of a partition in one answer; a single batch may be larger."""
         self._kafka = kafka
         self._topic = topic
         self._clock = clock
+        self._partition_bytes = partition_bytes
         self._doing = f"reading {topic}"
         self._client: AIOKafkaClient | None = None
 
@@ -86,7 +90,7 @@ class BatchFetcher:
             1,
             _FETCH_BYTES,
             _READ_COMMITTED,
-            [(self._topic, [(number, offset, _PARTITION_BYTES) for number, offset in wanted.items()])],
+            [(self._topic, [(number, offset, self._partition_bytes) for number, offset in wanted.items()])],
         )
         response = await self._send(node, request)
         if response is None:

@@ -276,6 +276,22 @@ async def test_a_bad_record_is_a_dead_letter_keyed_by_its_origin(each_kafka_conf
     assert reasons == {7: (b"type:x", b"x", bad.document), 8: (b"invalid-bson", None, b"\x05\x00\x00\x00\x01")}
 
 
+async def test_records_that_were_learned_can_become_dead_letters(each_kafka_config: config.Kafka) -> None:
+    kafka = each_kafka_config
+    ends = await write(kafka, [[event(n, good(n)) for n in range(first, first + 40)] for first in (0, 40)])
+    with feeding(kafka) as feed:
+        (taken,) = take(feed, rounds_to(kafka, ends, cuts=0))
+        partition = max(range(PARTITIONS), key=lambda number: len(taken.rows[number]))
+        offsets = [3, 1, ends[partition].offset - 2, 10**6]  # the last was never there
+        assert feed.dead_letter_rows(partition, offsets, "non-finite-loss") == 4
+        feed.flush_dead_letters()
+    letters = {letter.key.decode(): letter for letter in await read_letters(kafka, 4)}
+    assert set(letters) == {f"{source_topic(kafka)}/{partition}/{offset}" for offset in offsets}
+    for key, letter in letters.items():
+        assert dict(letter.headers)["reason"] == b"non-finite-loss"
+        assert bool(letter.value) is not key.endswith("/1000000")
+
+
 @pytest.mark.apache
 async def test_a_bad_record_that_the_dead_letter_topic_does_not_take_is_named_in_it(
     apache_kafka_config: config.Kafka,
