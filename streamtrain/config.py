@@ -220,12 +220,19 @@ class FeatureSpec(Section):
     field: str = Field(min_length=1, description="dotted path into the document")
     dtype: types.DType = Field(description="what it becomes; a datetime is milliseconds since 1970")
     length: int | None = Field(None, ge=1, description="elements of a vector; default: a single value")
+    max_length: int | None = Field(
+        None, ge=1, description="of a list of any length: its last so many elements, followed by pad where it has fewer"
+    )
+    pad: float | int | bool | str | None = Field(
+        None, description="what fills a list up to max_length; default: 0, or the empty string"
+    )
     encoding: Literal["list", "binary"] = Field(
         "list", description="of a vector: a list of numbers, or little-endian float32 in binary data"
     )
     missing: float | int | bool | str | None = Field(
         None,
-        description="stands in for a value that is absent, null or not finite; default: such a document is refused",
+        description="stands in for a value that is absent, null or not finite, while an absent list with max_length is "
+        "an empty one; default: such a document is refused",
     )
     buckets: int | None = Field(None, ge=2, description="hash a string into so many integers before the model sees it")
 
@@ -236,8 +243,14 @@ class FeatureSpec(Section):
             problems.append(_located(("encoding",), "a binary vector needs dtype: float32 and a length", self.encoding))
         if self.buckets is not None and self.dtype is not types.DType.STRING:
             problems.append(_located(("buckets",), f"only strings are hashed, not {self.dtype.value}", self.buckets))
-        if self.missing is not None and not _replaces(self.missing, self.dtype):
-            problems.append(_located(("missing",), f"{self.missing!r} is no {self.dtype.value}", self.missing))
+        if self.max_length is not None and self.length is not None:
+            told = "a vector has a length, a list of any length a max_length: give one of them"
+            problems.append(_located(("max_length",), told, self.max_length))
+        if self.pad is not None and self.max_length is None:
+            problems.append(_located(("pad",), "only a list with max_length is padded", self.pad))
+        for name, value in (("missing", self.missing), ("pad", self.pad)):
+            if value is not None and not _replaces(value, self.dtype):
+                problems.append(_located((name,), f"{value!r} is no {self.dtype.value}", value))
         if problems:
             raise ValidationError.from_exception_data("FeatureSpec", problems)
         return self
@@ -253,7 +266,7 @@ class LabelSpec(Section):
 
     @model_validator(mode="after")
     def _fits(self) -> LabelSpec:
-        refused = {types.DType.STRING, types.DType.DATETIME}
+        refused = {types.DType.STRING, types.DType.DATETIME, types.DType.BYTES}
         if self.task is types.Task.REGRESSION:
             refused.add(types.DType.BOOL)
         if self.dtype in refused:
@@ -298,7 +311,7 @@ class Job(Section):
     name: Name = Field(description="of the job; a new name starts anew")
     source: Name = Field(description="the name of the source that it learns from")
     features: tuple[FeatureSpec, ...] = Field(min_length=1, description="the model's inputs")
-    labels: tuple[LabelSpec, ...] = Field(min_length=1, max_length=1, description="what it predicts")
+    labels: tuple[LabelSpec, ...] = Field(min_length=1, description="what it predicts")
     window: WindowSpec = Field(WindowSpec(), description="how much is kept to learn again from")
     round: RoundSpec = Field(RoundSpec(), description="how much is learned in one go")
     checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="how often what was learned is saved")
@@ -372,7 +385,7 @@ class Settings(Section):
 
 def _replaces(value: float | int | bool | str, dtype: types.DType) -> bool:
     """Whether the value can stand for a missing one of that type."""
-    if dtype is types.DType.STRING:
+    if dtype in (types.DType.STRING, types.DType.BYTES):
         return isinstance(value, str)
     if dtype is types.DType.BOOL:
         return isinstance(value, bool)

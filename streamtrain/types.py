@@ -13,7 +13,8 @@ from typing import Any, Literal, NamedTuple
 
 
 class DType(StrEnum):
-    """What a field becomes in memory. A `datetime` is int64 milliseconds UTC, a `string` stays a string."""
+    """What a field becomes in memory. A `datetime` is int64 milliseconds UTC, a `string` stays a string, `bytes` are
+    BSON binary data as they are."""
 
     FLOAT32 = "float32"
     FLOAT64 = "float64"
@@ -22,6 +23,7 @@ class DType(StrEnum):
     BOOL = "bool"
     STRING = "string"
     DATETIME = "datetime"
+    BYTES = "bytes"
 
 
 class Task(StrEnum):
@@ -37,6 +39,8 @@ class Feature:
     scalar. encoding: how a vector is stored (`list` of numbers, or little-endian float32 `binary`).
     missing: what replaces an absent, null or non-finite value; None sends such a document to the
     dead-letter topic. buckets: hash a string into this many integers before the model sees it.
+    max_length: of a list of any length, whose last `max_length` elements are kept, and followed by `pad`
+    (None: 0, or the empty string) up to that number; with `missing` an absent list is an empty one.
     """
 
     field: str
@@ -45,6 +49,13 @@ class Feature:
     encoding: Literal["list", "binary"] = "list"
     missing: float | int | bool | str | None = None
     buckets: int | None = None
+    max_length: int | None = None
+    pad: float | int | bool | str | None = None
+
+    @property
+    def width(self) -> int | None:
+        """Elements of a row's value: None for a scalar."""
+        return self.length if self.max_length is None else self.max_length
 
 
 @dataclass(frozen=True, slots=True)

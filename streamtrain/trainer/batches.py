@@ -16,6 +16,8 @@ from streamtrain.types import DType, Schema
 STEPS_PER_CALL = 16
 """Steps that one call of the compiled function runs: bounds the latency of a stop and the memory of a stack."""
 
+NO_STEP = -1
+
 _WIDTH_BUCKETS = 16
 _MIN_WIDTH_BUCKET = 8
 
@@ -27,6 +29,7 @@ _NUMPY_DTYPES: Mapping[DType, type[np.generic]] = {
     DType.BOOL: np.bool_,
     DType.DATETIME: np.int64,
     DType.STRING: np.object_,
+    DType.BYTES: np.object_,
 }
 
 
@@ -66,25 +69,43 @@ class Layout:
 class Stack:
     """`steps` consecutive steps of this rank. packs: [K, B, pack width] each; labels: [K, B, labels] of the
     layout's real dtype; weights [K, B], zero for padding; scored [K, B]: 1 where a row counts for prequential
-    scores. fresh_wall_ms: wall times of this rank's freshness samples."""
+    scores. rows [K, B]: which of this rank's rows of the round (of all its partitions, in their order) stands
+    there; real [K, B]: false for padding, which repeats others."""
 
     first_step: int
     packs: tuple[Column, ...]
     labels: Column
     weights: Column
     scored: Column
-    fresh_wall_ms: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    real: npt.NDArray[np.bool_]
 
     @property
     def steps(self) -> int:
         return int(self.weights.shape[0])
+
+    def take_out(self, rows: npt.NDArray[np.int64]) -> None:
+        """Makes padding of these rows: no trace of what they hold stays."""
+        gone = np.isin(self.rows, rows)
+        for values in (self.real, self.weights, self.scored):
+            values[gone] = 0
+        self.overwrite(gone)
+
+    def overwrite(self, gone: npt.NDArray[np.bool_]) -> None:
+        """Puts rows that count, of the same step if there are any, in the place of what stands in `gone` [K, B]."""
+        good = (self.weights > 0) & ~gone
+        anywhere = np.argwhere(good)
+        for step in np.flatnonzero(gone.any(axis=1)).tolist():
+            place = (step, int(good[step].argmax())) if good[step].any() else tuple(anywhere[0]) if len(anywhere) else ()
+            for values in (*self.packs, self.labels):
+                values[step][gone[step]] = values[place] if place else _nothing(values.dtype)
 
 
 def layout_of(schema: Schema, real: type[np.floating]) -> Layout:
     """One pack per numpy dtype, in order of first appearance."""
     by_dtype: dict[np.dtype[np.generic], list[tuple[str, int | None]]] = {}
     for feature in schema.features:
-        by_dtype.setdefault(np.dtype(_NUMPY_DTYPES[feature.dtype]), []).append((feature.field, feature.length))
+        by_dtype.setdefault(np.dtype(_NUMPY_DTYPES[feature.dtype]), []).append((feature.field, feature.width))
     packs = tuple(
         Pack(dtype=dtype, fields=tuple(f for f, _ in columns), lengths=tuple(n for _, n in columns))
         for dtype, columns in by_dtype.items()
@@ -121,12 +142,13 @@ def stacks(
 ) -> Iterator[Stack]:
     """This rank's share of a round, `STEPS_PER_CALL` steps at a time; also when it has no row in some or in all.
 
-    steps: per element of `rows` the step of each row (`step_of_rows`). Within a step rows stand by partition.
+    steps: per element of `rows` the step of each row (`step_of_rows`), NO_STEP for one that takes part in none.
+    Within a step rows stand by partition.
     Padding repeats the rows of its step (of a step without any, a row of the stack): a model can digest them, and a
     mean over the batch, such as batch normalisation takes, stays about what it is.
     """
     step = np.concatenate([*steps, np.empty(0, np.int64)])
-    order = np.argsort(step, kind="stable")
+    order = np.argsort(step, kind="stable")[int((step == NO_STEP).sum()) :]
     step = step[order]
     starts = np.searchsorted(step, np.arange(total_steps + 1))
     joined = _join(layout, rows, order)
@@ -137,15 +159,19 @@ def stacks(
         column = np.arange(bucketed(int(held.max()), batch_size))
         place = np.where(held > 0, starts[first:last, None] - low + column % np.maximum(held, 1), 0)
         real = column < held
-        wall = joined.wall_time_ms[low:high]
-        yield Stack(
+        stack = Stack(
             first_step=first,
             packs=tuple(_placed(pack[low:high], place) for pack in joined.packs),
             labels=_placed(joined.labels[low:high], place),
             weights=_placed(joined.weights[low:high], place) * real,
             scored=_placed(joined.scored[low:high], place) * real,
-            fresh_wall_ms=wall[wall > 0],
+            rows=_placed(order[low:high], place),
+            real=real,
         )
+        idle = real & (stack.weights == 0)
+        if idle.any():  # nothing that a row of weight zero holds may be felt, not even as a number that is none
+            stack.overwrite(np.isin(stack.rows, stack.rows[idle]))
+        yield stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +180,6 @@ class _Joined:
     labels: Column
     weights: Column
     scored: Column
-    wall_time_ms: npt.NDArray[np.int64]
 
 
 def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) -> _Joined:
@@ -179,7 +204,6 @@ def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) ->
         labels=labels,
         weights=_column([part.weights for part in present], count, order).astype(layout.real),
         scored=_column([part.scored for part in present], count, order).astype(layout.real),
-        wall_time_ms=_column([part.wall_time_ms for part in present], count, order).astype(np.int64),
     )
 
 
@@ -191,4 +215,8 @@ def _placed(values: Column, place: npt.NDArray[np.int64]) -> Any:
     """The rows that stand at each place of a [K, B, ...] array; without any row, values that mean nothing."""
     if len(values):
         return values[place]
-    return np.full((*place.shape, *values.shape[1:]), b"" if values.dtype == np.object_ else 0, values.dtype)
+    return np.full((*place.shape, *values.shape[1:]), _nothing(values.dtype), values.dtype)
+
+
+def _nothing(dtype: np.dtype[Any]) -> Any:
+    return b"" if dtype == np.object_ else 0

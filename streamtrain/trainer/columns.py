@@ -32,16 +32,19 @@ NUMPY_DTYPES: dict[DType, type[np.generic]] = {
     DType.BOOL: np.bool_,
     DType.STRING: np.object_,
     DType.DATETIME: np.int64,
+    DType.BYTES: np.object_,
 }
 FLOATS = (DType.FLOAT32, DType.FLOAT64)
 INTEGERS = (DType.INT32, DType.INT64)
 NOTHING = (ABSENT, bson_types.NULL, bson_types.UNDEFINED)
+BINARY_HEADER = 5  # int32 length, subtype
+PLAIN_SUBTYPES = (0x00, 0x80)  # of binary data: generic, user defined
 _EXACT_FLOAT64 = 2**53  # every integer up to here is a float64
 
 
 def filler(dtype: DType) -> Any:
     """What stands in a column where there is no value."""
-    return b"" if dtype is DType.STRING else 0
+    return b"" if dtype in (DType.STRING, DType.BYTES) else 0
 
 
 def empty_column(dtype: DType, shape: tuple[int, ...]) -> Column:
@@ -200,6 +203,17 @@ def _string(values: Values, at: Positions, dtype: DType) -> tuple[Column, States
     return column, states
 
 
+def _bytes(values: Values, at: Positions, dtype: DType) -> tuple[Column, States]:
+    """Binary data as it is; that of a subtype with a meaning of its own (a UUID, a vector, encrypted) is refused."""
+    data = values.data
+    begins = at + BINARY_HEADER
+    column = np.empty(at.shape, np.object_)
+    column[:] = [
+        data[begin:end] for begin, end in zip(begins.tolist(), (begins + values.int32[at]).tolist(), strict=True)
+    ]
+    return column, np.where(np.isin(values.uint8[at + 4], PLAIN_SUBTYPES), np.uint8(OK), np.uint8(TYPE))
+
+
 def _is_utf8(text: bytes) -> bool:
     try:
         text.decode()
@@ -229,13 +243,14 @@ _READERS: dict[DType, dict[int, _Reader]] = {
     DType.BOOL: {bson_types.BOOL: _bool},
     DType.STRING: {bson_types.STRING: _string},
     DType.DATETIME: {bson_types.DATETIME: _datetime},
+    DType.BYTES: {bson_types.BINARY: _bytes},
 }
 
 
-def missing_value(field: str, dtype: DType, value: float | int | bool | str) -> Any:
-    """The configured replacement of missing values as the column holds it. Raises ConfigError."""
-    wrong = ConfigError(f"feature {field!r}: missing: {value!r} is no {dtype.value}")
-    if dtype is DType.STRING:
+def configured_value(field: str, key: str, dtype: DType, value: float | int | bool | str) -> Any:
+    """What `missing` or `pad` (key) says, as the column holds it. Raises ConfigError."""
+    wrong = ConfigError(f"feature {field!r}: {key}: {value!r} is no {dtype.value}")
+    if dtype in (DType.STRING, DType.BYTES):
         if not isinstance(value, str):
             raise wrong
         return value.encode()

@@ -16,18 +16,20 @@ from streamtrain.trainer.columns import (
     INVALID,
     MISSING,
     NON_FINITE,
+    NOTHING,
     OK,
     RANGE,
     REASONS,
     States,
     Values,
+    configured_value,
     empty_column,
     filler,
-    missing_value,
     read_scalars,
 )
 from streamtrain.trainer.locate import Located, Locator, Positions
 from streamtrain.trainer.rows import Column
+from streamtrain.trainer.sequences import read_sequences
 from streamtrain.trainer.vectors import read_binaries, read_lists
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
@@ -43,12 +45,14 @@ LABELLED, WAITING, BAD = np.uint8(0), np.uint8(1), np.uint8(2)
 class Decoded:
     """n documents. columns, labels: per field [n] or [n, length], zero (or empty) in rows that are not LABELLED
     and lack the value. outcome [n]: LABELLED, WAITING (a label is absent or null) or BAD. reasons: by row, why
-    it is BAD: `<reason>:<field>` or `invalid-bson`."""
+    it is BAD: `<reason>:<field>` or `invalid-bson`. weights [n]: what the documents say of their weight, None where
+    the job asks for no field of theirs."""
 
     columns: Mapping[str, Column]
     labels: Mapping[str, Column]
     outcome: npt.NDArray[np.uint8]
     reasons: Mapping[int, str]
+    weights: npt.NDArray[np.float64] | None = None
 
     def __len__(self) -> int:
         return len(self.outcome)
@@ -68,9 +72,16 @@ class Decoder:
         self._paths = {path: index for index, path in enumerate(dict.fromkeys(fields))}
         self._locator = Locator(tuple(self._paths))
         self._missing = {
-            feature.field: missing_value(feature.field, feature.dtype, feature.missing)
+            feature.field: configured_value(feature.field, "missing", feature.dtype, feature.missing)
             for feature in schema.features
             if feature.missing is not None
+        }
+        self._pads = {
+            feature.field: filler(feature.dtype)
+            if feature.pad is None
+            else configured_value(feature.field, "pad", feature.dtype, feature.pad)
+            for feature in schema.features
+            if feature.max_length is not None
         }
 
     def decode(self, documents: Sequence[bytes]) -> Decoded:
@@ -130,7 +141,12 @@ class Decoder:
 
     def _feature(self, feature: Feature, values: Values, kinds: States, at: Positions) -> tuple[Column, States]:
         """The column with missing values replaced, and the state of each row that remains."""
-        if feature.length is None:
+        if feature.max_length is not None:
+            pad = self._pads[feature.field]
+            column, states = read_sequences(values, kinds, at, feature.dtype, feature.max_length, pad)
+            if feature.missing is not None:
+                states[np.isin(kinds, NOTHING)] = OK  # an absent list is an empty one
+        elif feature.length is None:
             column, states = read_scalars(values, kinds, at, feature.dtype)
         elif feature.encoding == "binary":
             column, states = read_binaries(values, kinds, at, feature.dtype, feature.length)
@@ -168,7 +184,9 @@ def _check_feature(feature: Feature) -> None:
             raise ConfigError(f"feature {feature.field!r}: encoding: binary needs a length")
         if feature.dtype not in FLOATS:
             raise ConfigError(f"feature {feature.field!r}: a binary vector holds float32, not {feature.dtype.value}")
-    if feature.length is not None and feature.length < 1:
+    if feature.length is not None and feature.max_length is not None:
+        raise ConfigError(f"feature {feature.field!r}: length and max_length exclude each other")
+    if feature.width is not None and feature.width < 1:
         raise ConfigError(f"feature {feature.field!r}: length must be at least 1")
 
 
@@ -184,7 +202,7 @@ def _check_label(label: Label) -> None:
 def empty_columns(schema: Schema, rows: int) -> tuple[dict[str, Column], dict[str, Column]]:
     """Features and labels of `rows` rows that hold nothing yet."""
     features = {
-        feature.field: empty_column(feature.dtype, (rows,) if feature.length is None else (rows, feature.length))
+        feature.field: empty_column(feature.dtype, (rows,) if feature.width is None else (rows, feature.width))
         for feature in schema.features
     }
     return features, {label.field: empty_column(label.dtype, (rows,)) for label in schema.labels}

@@ -31,6 +31,7 @@ _TF_DTYPES = {
     DType.BOOL: tf.bool,
     DType.DATETIME: tf.int64,
     DType.STRING: tf.string,
+    DType.BYTES: tf.string,
 }
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _STOCHASTIC = ("Random", "SpectralNormalization", "RandAugment", "AugMix", "MixUp", "CutMix", "AutoContrast")
@@ -162,7 +163,7 @@ class JobModel:
         hashed = dict(columns)
         for feature in self.schema.features:
             if feature.buckets is not None:
-                hashed[feature.field] = tf.strings.to_hash_bucket_fast(columns[feature.field], feature.buckets)
+                hashed[feature.field] = _hashed(feature, feature.buckets, columns[feature.field])
         inputs = getattr(self.keras, "_inputs_struct", None)  # of a functional model; any other takes the dict
         if inputs is None:
             sequential = isinstance(self.keras, keras.Sequential) and len(hashed) == 1
@@ -356,9 +357,17 @@ def _optimizer_config(wanted: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _made_up(feature: Feature) -> Tensor:
-    shape = (_CHECK_ROWS,) if feature.length is None else (_CHECK_ROWS, feature.length)
+    shape = (_CHECK_ROWS,) if feature.width is None else (_CHECK_ROWS, feature.width)
     dtype = _TF_DTYPES[feature.dtype]
     return tf.fill(shape, "") if dtype == tf.string else tf.zeros(shape, dtype)
+
+
+def _hashed(feature: Feature, buckets: int, strings: Tensor) -> Tensor:
+    """int64 below `buckets`; in a padded list 0 is the padding and nothing else, as a mask wants it."""
+    if feature.max_length is None:
+        return tf.strings.to_hash_bucket_fast(strings, buckets)
+    places = 1 + tf.strings.to_hash_bucket_fast(strings, buckets - 1)
+    return tf.where(strings == (feature.pad or ""), tf.zeros_like(places), places)
 
 
 def _ranked(tensor: Tensor, rank: int) -> Tensor:

@@ -10,12 +10,14 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from streamtrain.trainer import bson_types
 from streamtrain.trainer.columns import (
+    BINARY_HEADER,
     INVALID,
     LENGTH,
     MISSING,
     NON_FINITE,
     NOTHING,
     OK,
+    PLAIN_SUBTYPES,
     TYPE,
     States,
     Values,
@@ -28,8 +30,6 @@ from streamtrain.trainer.rows import Column
 from streamtrain.types import DType
 
 _BLOCK_BYTES = 8 * 1024 * 1024  # of arrays compared at once
-_BINARY_HEADER = 5  # int32 length, subtype
-_PLAIN_SUBTYPES = (0x00, 0x80)  # generic, user defined
 _VECTOR_SUBTYPE = 9  # two bytes before the elements: their type, and padding
 _VECTOR_OF_FLOAT32 = 0x0027  # little-endian: type 0x27, no padding
 
@@ -42,6 +42,7 @@ _UNIFORM: dict[DType, tuple[int, ...]] = {
     DType.BOOL: (bson_types.BOOL,),
     DType.DATETIME: (bson_types.DATETIME,),
     DType.STRING: (),
+    DType.BYTES: (),
 }
 
 
@@ -147,10 +148,10 @@ def read_binaries(values: Values, kinds: States, at: Positions, dtype: DType, le
     sizes = values.int32[places]
     subtypes = values.uint8[places + 4]
     vector = (subtypes == _VECTOR_SUBTYPE) & (sizes >= 2)
-    vector &= (values.int32[places + _BINARY_HEADER] & 0xFFFF) == _VECTOR_OF_FLOAT32
-    begins = places + _BINARY_HEADER + np.where(vector, 2, 0)
+    vector &= (values.int32[places + BINARY_HEADER] & 0xFFFF) == _VECTOR_OF_FLOAT32
+    begins = places + BINARY_HEADER + np.where(vector, 2, 0)
     elements = sizes - np.where(vector, 2, 0)
-    known = vector | np.isin(subtypes, _PLAIN_SUBTYPES)
+    known = vector | np.isin(subtypes, PLAIN_SUBTYPES)
     fits = elements == 4 * length
     states[binaries[~known]] = TYPE
     states[binaries[known & ~fits]] = LENGTH

@@ -66,11 +66,30 @@ def _find(document: Any, path: str) -> Any:
 
 
 def _feature(feature: Feature, value: Any) -> Any:
+    if feature.max_length is not None:
+        return _sequence(feature, feature.max_length, value)
     if feature.length is None:
         return _or_missing(feature, value)
     if value is _NOTHING or value is None:
         return np.array([_or_missing(feature, _NOTHING)] * feature.length)
     elements = _binary(feature, value) if feature.encoding == "binary" else _list(feature, value)
+    return np.array(_elements(feature, elements))
+
+
+def _sequence(feature: Feature, max_length: int, value: Any) -> Any:
+    if value is _NOTHING or value is None:
+        if feature.missing is None:
+            raise RefusedError("missing")
+        value = []
+    if not isinstance(value, list):
+        raise RefusedError("type")
+    pad: Any = feature.pad if feature.pad is not None else "" if feature.dtype in (DType.STRING, DType.BYTES) else 0
+    decoded = _elements(feature, value[-max_length:])
+    padding = [pad.encode() if isinstance(pad, str) else pad] * (max_length - len(decoded))
+    return np.array(decoded + padding, object)
+
+
+def _elements(feature: Feature, elements: list[Any]) -> list[Any]:
     decoded, problems = [], []
     for element in elements:
         try:
@@ -79,7 +98,7 @@ def _feature(feature: Feature, value: Any) -> Any:
             problems.append(refused.reason)
     if problems:
         raise RefusedError(max(problems, key=_SEVERITY.index))
-    return np.array(decoded)
+    return decoded
 
 
 def _list(feature: Feature, value: Any) -> list[Any]:
@@ -131,6 +150,10 @@ def _scalar(dtype: DType, value: Any) -> Any:
         return _only(bool, value)
     if dtype is DType.STRING:
         return _only(str, value).encode()
+    if dtype is DType.BYTES:
+        if not isinstance(value, bytes) or (isinstance(value, Binary) and value.subtype not in (0, 0x80)):
+            raise RefusedError("type")
+        return bytes(value)
     if dtype is DType.DATETIME:
         return int(_only(DatetimeMS, value))
     if type(value) not in (int, Int64, float, Decimal128):

@@ -46,6 +46,11 @@ SCHEMA = Schema(
         Feature("ints", DType.INT64, length=2, missing=0),
         Feature("names", DType.STRING, length=2, missing=""),
         Feature("bin", DType.FLOAT32, length=2, encoding="binary", missing=0),
+        Feature("raw", DType.BYTES, missing=""),
+        Feature("clicks", DType.FLOAT32, max_length=3, missing=0, pad=-1),
+        Feature("ids", DType.INT64, max_length=2),
+        Feature("tags", DType.STRING, max_length=3, missing="?", pad="-"),
+        Feature("times", DType.DATETIME, max_length=2, missing=0),
     ),
     labels=(LABEL,),
 )
@@ -108,6 +113,11 @@ def documents(draw: st.DrawFn) -> bytes:
         "ints": draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=2)),
         "names": draw(st.lists(st.text(max_size=3), min_size=2, max_size=2)),
         "bin": draw(st.binary(min_size=8, max_size=8)),
+        "raw": draw(st.binary(max_size=9)),
+        "clicks": draw(st.lists(numbers, max_size=5)),
+        "ids": draw(st.lists(st.integers(-(2**63), 2**63 - 1).map(Int64), max_size=12)),
+        "tags": draw(st.lists(st.text(max_size=3), max_size=5)),
+        "times": draw(st.lists(st.integers(-(2**63), 2**63 - 1).map(DatetimeMS), max_size=3)),
         "y": draw(st.one_of(numbers, st.none())),
     }
     for name in draw(st.lists(st.sampled_from([*document, "other", "f0"]), max_size=4)):
@@ -194,6 +204,7 @@ def hostile_documents(count: int) -> list[bytes]:
     wide = bson.encode({f"field{number}": number for number in range(100_000)})
     good = {"f": 1.0, "d": 2.0, "i": 3, "j": Int64(4), "b": True, "s": "x", "t": DatetimeMS(5), "in": {"ner": 6.0}}
     good |= {"list": [1.0, 2.0, 3.0], "ints": [1, 2], "names": ["a", "b"], "bin": bytes(8), "y": 1.0}
+    good |= {"raw": b"\x00\xff", "clicks": [1.0] * 4, "ids": [1] * 12, "tags": ["x", "yy"], "times": [DatetimeMS(6)]}
     hostile: list[bytes] = [wide, wide[:-50_000], b"", b"\x05", b"\x05\x00\x00\x00\x00", bytes(300)]
     options: CodecOptions[Any] = CodecOptions()
     while len(hostile) < count:
@@ -233,6 +244,63 @@ def test_ten_thousand_hostile_documents_decode_or_are_refused_with_a_reason() ->
         alone = Decoder(SCHEMA).decode([hostile[row]])
         assert alone.outcome[0] == decoded.outcome[row]
         assert_row_equal(decoded, row, alone)
+
+
+def test_lists_of_any_length_keep_their_last_elements_and_are_padded_behind() -> None:
+    schema = Schema(
+        (
+            Feature("x", DType.FLOAT32, max_length=3),
+            Feature("s", DType.STRING, max_length=2, pad="-"),
+            Feature("m", DType.INT32, max_length=2, missing=7),
+        ),
+        (LABEL,),
+    )
+    lists = [[], [1], [1, 2, 3], list(range(200))]
+    batch = [bson.encode({"x": each, "s": [str(n) for n in each], "y": 1}) for each in lists] * 4
+    decoded = Decoder(schema).decode(batch)
+    assert decoded.columns["x"][:4].tolist() == [[0, 0, 0], [1, 0, 0], [1, 2, 3], [197, 198, 199]]
+    assert decoded.columns["s"][:4].tolist() == [[b"-", b"-"], [b"1", b"-"], [b"2", b"3"], [b"198", b"199"]]
+    assert decoded.columns["m"][:4].tolist() == [[0, 0]] * 4  # absent, and `missing` stands in for elements alone
+    decoded = Decoder(schema).decode([bson.encode({"x": [1], "s": [], "m": [None, 5, None], "y": 1})])
+    assert decoded.columns["m"].tolist() == [[5, 7]]
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [(None, "missing"), ([1, None], "missing"), ("1", "type"), ([1, "1"], "type"), ([float("nan")], "non-finite")],
+)
+@pytest.mark.parametrize("documents", [1, 20])
+def test_a_list_that_cannot_be_read_is_refused_with_a_reason(value: Any, reason: str, documents: int) -> None:
+    schema = Schema((Feature("x", DType.FLOAT32, max_length=2),), (LABEL,))
+    good = bson.encode({"x": [1.0], "y": 1})
+    decoded = Decoder(schema).decode([bson.encode({"x": value, "y": 1}), good] * documents)
+    assert decoded.reasons == dict.fromkeys(range(0, 2 * documents, 2), f"{reason}:x")
+    assert decoded.columns["x"][1::2].tolist() == [[1.0, 0.0]] * documents
+
+
+@pytest.mark.parametrize("documents", [1, 20])
+def test_an_array_that_is_not_whole_is_refused_and_harms_no_other(documents: int) -> None:
+    schema = Schema((Feature("x", DType.STRING, max_length=2),), (LABEL,))
+    good = bson.encode({"y": 1, "x": ["abc", "def"]})
+    bad = [good.replace(old, new) for old, new in ((b"\x04\x00\x00\x00d", b"\xff\x00\x00\x00d"), (b"f\x00", b"f!"))]
+    unnamed = good.replace(b"\x020\x00", b"\x02k\x00")  # MongoDB reads any name
+    decoded = Decoder(schema).decode([good, *bad, unnamed] * documents)
+    assert set(decoded.reasons.values()) == {"invalid-bson"}
+    assert len(decoded.reasons) == 2 * documents
+    assert decoded.columns["x"][[0, 3]].tolist() == [[b"abc", b"def"]] * 2
+
+
+def test_bytes_come_as_they_are_and_those_with_a_meaning_of_their_own_are_refused() -> None:
+    schema = Schema((Feature("x", DType.BYTES), Feature("many", DType.BYTES, max_length=2)), (LABEL,))
+    image = bytes(range(256)) * 3
+    batch = [
+        bson.encode({"x": Binary(image, kind), "many": [b"\x00", image, image], "y": 1})
+        for kind in (0, 0x80, 2, 3, 4, 5, 6, 9)
+    ]
+    decoded = Decoder(schema).decode(batch)
+    assert decoded.columns["x"][:2].tolist() == [image, image]
+    assert decoded.columns["many"][0].tolist() == [image, image]
+    assert decoded.reasons == dict.fromkeys(range(2, 8), "type:x")
 
 
 def test_optional_fields_and_mixed_number_types_stay_on_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -334,6 +402,9 @@ def test_a_vector_of_any_length_is_compared_in_blocks(monkeypatch: pytest.Monkey
         Feature("x", DType.BOOL, missing=0),
         Feature("x", DType.INT32, length=2, encoding="binary"),
         Feature("x", DType.FLOAT32, encoding="binary"),
+        Feature("x", DType.FLOAT32, length=2, max_length=2),
+        Feature("x", DType.FLOAT32, max_length=0),
+        Feature("x", DType.INT32, max_length=2, pad=0.5),
     ],
 )
 def test_a_schema_that_cannot_be_decoded_is_refused(feature: Feature) -> None:
