@@ -34,12 +34,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Fresh rows of some of a partition's records."""
+    """Fresh rows of some of a partition's records, or replayed ones."""
 
     columns: Mapping[str, Column]
     labels: Mapping[str, Column]
     scored: npt.NDArray[np.bool_]
     wall_time_ms: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -148,7 +149,7 @@ class RoundBuilder:
         if len(replayed) or not pieces:
             columns, labels = memory.take(replayed)
             nothing = np.zeros(len(replayed), np.int64)
-            pieces.append(_Piece(columns, labels, nothing.astype(np.bool_), nothing))
+            pieces.append(_Piece(columns, labels, nothing.astype(np.bool_), nothing, memory.offsets(replayed)))
         order = spread(n, len(replayed)) if n and len(replayed) else slice(None)
         return Rows(
             partition=number,
@@ -157,6 +158,8 @@ class RoundBuilder:
             weights=np.ones(n + len(replayed)),
             scored=_joined([p.scored for p in pieces])[order] & round_.scored,
             wall_time_ms=_joined([p.wall_time_ms for p in pieces])[order] * round_.scored,
+            offsets=_joined([p.offsets for p in pieces])[order],
+            replayed=(np.arange(n + len(replayed)) >= n)[order],
         )
 
 
@@ -201,4 +204,5 @@ def _piece(records: Records, fresh: Fresh, decoded: Decoded, rows: npt.NDArray[n
         scored=fresh.scored,
         # Servers before 6.0 tell no wall time: the second of the cluster time is nearest to it.
         wall_time_ms=np.where(wall > 0, wall, (cluster >> 32) * 1000),
+        offsets=records.offsets[fresh.records],
     )

@@ -154,7 +154,7 @@ def _same(some: Column, others: Column) -> npt.NDArray[np.bool_]:
     same = np.equal(some, others)
     if np.issubdtype(some.dtype, np.floating):
         same = same & (np.signbit(some) == np.signbit(others)) | np.isnan(some) & np.isnan(others)
-    rows: npt.NDArray[np.bool_] = same.reshape(len(some), -1).all(axis=1)
+    rows: npt.NDArray[np.bool_] = np.all(same.reshape(len(some), -1), axis=1)
     return rows
 
 
