@@ -194,7 +194,11 @@ def test_a_merge_key_is_overridden_by_the_keys_beside_it(tmp_path: Path) -> None
         ("float32}]", "int32, max_length: 3, pad: 0.5}]", "pad: 0.5 is no int32"),
         ("float32}]", "int32, max_length: 0}]", "max_length"),
         ("float32}]", "int32, max_length: 3, length: 3}]", "a list of any length a max_length: give one of them"),
-        ("float32}]", "float32, encoding: binary, max_length: 4}]", "a binary vector needs dtype: float32 and a length"),
+        (
+            "float32}]",
+            "float32, encoding: binary, max_length: 4}]",
+            "a binary vector needs dtype: float32 and a length",
+        ),
         ("float32, task", "string, task", "string cannot be the label of a regression"),
         ("float32, task", "bool, task", "bool cannot be the label of a regression"),
         ("source: flights", "source: flights\n    workers: {min: 25}", "there are only 24 partitions"),
