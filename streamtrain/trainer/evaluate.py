@@ -34,13 +34,14 @@ class ScoreLayout:
     def size(self) -> int:
         return sum(_size(label) for label in self.labels)
 
+    def parts(self, vector: npt.NDArray[np.float64]) -> list[npt.NDArray[np.float64]]:
+        """The sums of each label."""
+        return np.split(vector, np.cumsum([_size(label) for label in self.labels])[:-1])
+
     def unpack(self, vector: npt.NDArray[np.float64]) -> dict[str, Scores]:
         """The Scores of each label field."""
         found: dict[str, Scores] = {}
-        offset = 0
-        for label in self.labels:
-            part = vector[offset : offset + _size(label)]
-            offset += _size(label)
+        for label, part in zip(self.labels, self.parts(vector), strict=True):
             names = _SUMS[label.task]
             bins = part[len(_HEAD) + len(names) :]
             found[label.field] = Scores(
@@ -70,11 +71,12 @@ def score_sums(
     row_losses: Mapping[str, Tensor],
     weights: Tensor,
     scored: Tensor,
-    logits: bool,
+    logits: Mapping[str, bool],
     real: tf.DType,
 ) -> Tensor:
     """The flat vector of `ScoreLayout(labels)`. outputs: per label [B] or [B, classes]; targets, row_losses:
-    per label [B]; weights, scored: [B]. A row of weight zero or unscored adds nothing, whatever its values."""
+    per label [B]; logits: per label, whether its output is one; weights, scored: [B]. A row of weight zero or
+    unscored adds nothing, whatever its values."""
     counts = tf.cast((weights > 0) & (scored > 0), real)
     weight = weights * counts
     parts: list[Tensor] = []
@@ -84,7 +86,8 @@ def score_sums(
             values = [tf.abs(error), tf.square(error)]
             bins: list[Tensor] = []
         else:
-            values, bins = _classification(label, outputs[label.field], targets[label.field], weight, logits, real)
+            output, target = outputs[label.field], targets[label.field]
+            values, bins = _classification(label, output, target, weight, logits[label.field], real)
         rows = tf.stack([row_losses[label.field], *values])
         sums = tf.reduce_sum(tf.where(weight > 0, rows * weight, tf.zeros_like(rows)), axis=1)
         parts += [tf.stack([tf.reduce_sum(counts), tf.reduce_sum(weight)]), sums, *bins]

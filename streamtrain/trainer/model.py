@@ -7,7 +7,7 @@ import copy
 import hashlib
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
 import keras
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from streamtrain import config
 from streamtrain.errors import ModelError
+from streamtrain.trainer.losses import Losses
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
 Tensor = Any
@@ -108,9 +109,15 @@ class JobModel:
         keras.utils.set_random_seed(job.seed)  # the same first weights on every rank
         self.keras = self._build(builder or find_builder(job.model), dict(job.hyper))
         outputs = self._check()
-        self.logits = not self._gives_probabilities()
         self.optimizer = self._optimizer(job.optimizer)
-        self._losses = {label.field: self._loss(label, outputs[label.field]) for label in self.schema.labels}
+        self.losses = Losses(
+            model=self.keras,
+            name=self._name,
+            labels=self.schema.labels,
+            outputs=outputs,
+            probabilities=self._gives_probabilities(),
+            real=self.real,
+        )
         self.layers: list[Any] = _all_layers(self.keras)
         self.statistics: list[RunningStatistics] = [
             layer for layer in self.layers if all(hasattr(layer, name) for name in ("sums_size", "sums", "absorb"))
@@ -211,21 +218,20 @@ class JobModel:
             hint=f"its output must be {wanted}",
         )
 
-    def _gives_probabilities(self) -> bool:
-        """Whether the output comes from a sigmoid or softmax, whatever shapes or casts it behind that: seen in the
-        operations of a traced call, so it holds for any kind of model. A compiled loss that says so overrules it."""
+    def _gives_probabilities(self) -> dict[str, bool]:
+        """By label, whether its output comes from a sigmoid or softmax, whatever shapes or casts it behind that: seen
+        in the operations of a traced call, so it holds for any kind of model. A compiled loss that says so overrules
+        it."""
 
         def answer() -> list[Tensor]:
             return list(self.outputs(self.keras(self._made_up_inputs(), training=False)).values())
 
         if all(label.task is Task.REGRESSION for label in self.schema.labels):
-            return False
-        operation = tf.function(answer, autograph=False).get_concrete_function().graph.outputs[0].op
-        while operation.type in _RESHAPING:
-            operation = operation.inputs[0].op
-        return operation.type in ("Sigmoid", "Softmax")
+            return {label.field: False for label in self.schema.labels}
+        traced = tf.function(answer, autograph=False).get_concrete_function().graph.outputs
+        return {label.field: _is_probability(out.op) for label, out in zip(self.schema.labels, traced, strict=True)}
 
-    # ------------------------------------------------------------------ losses and optimizer
+    # ------------------------------------------------------------------ optimizer and losses
 
     def _optimizer(self, wanted: Mapping[str, Any] | None) -> Any:
         """The configured optimizer, else the compiled one, else Adam; with its variables made."""
@@ -250,55 +256,11 @@ class JobModel:
             optimizer.build(self.keras.trainable_variables)
         return optimizer
 
-    def _loss(self, label: Label, output: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        """y_true [B], output -> per-row loss [B]."""
-        wanted = getattr(self.keras, "loss", None) if getattr(self.keras, "compiled", False) else None
-        if isinstance(wanted, Mapping):
-            wanted = wanted.get(label.field)
-        elif isinstance(wanted, (list, tuple)):
-            wanted = wanted[[known.field for known in self.schema.labels].index(label.field)]
-        if wanted is None:
-            return self._default_loss(label, output)
-        try:
-            function = keras.losses.get(wanted)
-        except Exception as error:
-            raise ModelError(
-                f"the loss of model {self._name!r} is unknown: {_told(error)}",
-                hint="name one of keras.losses, or give a function of y_true and y_pred",
-            ) from error
-        from_logits = getattr(function, "from_logits", None)
-        if from_logits is not None:
-            self.logits = bool(from_logits)
-        per_row = function.call if isinstance(function, keras.losses.Loss) else function
-        column = label.task is Task.REGRESSION or len(output.shape) == 1
-
-        def rows(target: Tensor, prediction: Tensor) -> Tensor:
-            if not column:
-                value = per_row(tf.cast(target, tf.int32), prediction)
-            else:
-                value = per_row(target[:, None], prediction[:, None])
-            value = tf.convert_to_tensor(value)
-            return tf.reduce_mean(tf.reshape(value, (tf.shape(value)[0], -1)), axis=1) if value.shape.rank else value
-
-        return rows
-
-    def _default_loss(self, label: Label, output: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-        if label.task is Task.REGRESSION:
-            return lambda target, prediction: tf.square(tf.cast(prediction, self.real) - target)
-        logits = self.logits
-        if len(output.shape) == 1:
-            return lambda target, prediction: keras.losses.binary_crossentropy(
-                target[:, None], prediction[:, None], from_logits=logits
-            )
-        return lambda target, prediction: keras.losses.sparse_categorical_crossentropy(
-            tf.cast(target, tf.int32), prediction, from_logits=logits
-        )
-
     def _check_losses(self, outputs: Mapping[str, Tensor]) -> None:
         for label in self.schema.labels:
             target = tf.zeros(_CHECK_ROWS, self.real)
             try:
-                shape = self.row_losses({label.field: target}, outputs, labels=(label,))[label.field].shape
+                shape = self.losses.rows({label.field: target}, outputs, labels=(label,))[label.field].shape
             except ModelError:
                 raise
             except Exception as error:
@@ -311,15 +273,6 @@ class JobModel:
                     f"the loss of model {self._name!r} gives shape {list(shape)} for {_CHECK_ROWS} rows",
                     hint="it must give one value for each row: the loop weighs and averages them itself",
                 )
-
-    def row_losses(
-        self, targets: Mapping[str, Tensor], outputs: Mapping[str, Tensor], labels: Sequence[Label] | None = None
-    ) -> dict[str, Tensor]:
-        """The model's loss of each row, per label field: [B] of the real dtype."""
-        return {
-            label.field: tf.cast(self._losses[label.field](targets[label.field], outputs[label.field]), self.real)
-            for label in (self.schema.labels if labels is None else labels)
-        }
 
     # ------------------------------------------------------------------ state
 
@@ -354,6 +307,12 @@ def _optimizer_config(wanted: Mapping[str, Any]) -> dict[str, Any]:
     if "config" in options:
         return options
     return {"class_name": options.pop("class_name", None) or options.pop("name", "adam"), "config": options}
+
+
+def _is_probability(operation: Any) -> bool:
+    while operation.type in _RESHAPING:
+        operation = operation.inputs[0].op
+    return operation.type in ("Sigmoid", "Softmax")
 
 
 def _made_up(feature: Feature) -> Tensor:

@@ -54,14 +54,14 @@ class LoopCase:
         wall_time_ms: Any = None,
         batch_size: int = 4,
     ) -> RoundReport:
-        """A round whose rows are all of partition 0."""
+        """A round whose rows are all of partition 0. y: of the label `y`, or by label."""
         from streamtrain.trainer.rows import RoundRows, Rows
 
-        n = len(y)
+        n = len(next(iter(columns.values())))
         rows = Rows(
             partition=0,
             columns={name: np.asarray(column) for name, column in columns.items()},
-            labels={"y": np.asarray(y)},
+            labels={name: np.asarray(values) for name, values in (y if isinstance(y, dict) else {"y": y}).items()},
             weights=np.ones(n) if weights is None else np.asarray(weights, float),
             scored=np.ones(n, bool) if scored is None else np.asarray(scored),
             wall_time_ms=np.zeros(n, np.int64) if wall_time_ms is None else np.asarray(wall_time_ms),

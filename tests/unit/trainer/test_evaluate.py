@@ -30,7 +30,7 @@ def summed(label: Label, outputs: Any, targets: Any, *, logits: bool = True, **o
         row_losses={"y": tf.constant(options.get("losses", np.arange(n)), tf.float64)},
         weights=tf.constant(options.get("weights", np.ones(n)), tf.float64),
         scored=tf.constant(options.get("scored", np.ones(n)), tf.float64),
-        logits=logits,
+        logits={"y": logits},
         real=tf.float64,
     )
     layout = ScoreLayout((label,))

@@ -11,7 +11,7 @@ import pytest
 from streamtrain import scores
 from streamtrain.errors import ModelError, TrainingError
 from streamtrain.types import FRESHNESS_BUCKETS_MS, Schema
-from tests.unit.trainer.loop_case import BINARY, LoopCase
+from tests.unit.trainer.loop_case import BINARY, REGRESSION, LoopCase
 
 pytestmark = pytest.mark.tensorflow
 
@@ -118,6 +118,41 @@ def test_a_classifier_reports_log_loss_accuracy_and_auc(strategy: Any) -> None:
     assert found["accuracy"] > 0.9
     assert found["auc"] > 0.97
     assert found["log_loss"] == pytest.approx(found["loss"], rel=1e-4)
+
+
+def test_every_label_is_learned_by_its_weight_and_scored_on_its_own(strategy: Any) -> None:
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        x = keras.Input((2,), name="x")
+        heads = [keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros", name=name)(x) for name in "ab"]
+        model = keras.Model(x, heads)
+        model.compile(loss=["mse", "mse"], loss_weights={"a": 0.5, "b": 2.0})
+        return model
+
+    labels = [{"field": name, "dtype": "float32", "task": "regression"} for name in ("first", "second")]
+    case = LoopCase(strategy, builder=build, labels=labels, optimizer=SGD)
+    report = case.learn({"x": [[1.0, 0.0]]}, {"first": [1.0], "second": [3.0]})
+    np.testing.assert_allclose([w[0, 0] for w in case.weights()], [0.1 * 2 * 0.5, 0.1 * 2 * 3 * 2], rtol=1e-6)
+    assert {name: scores.loss(found) for name, found in report.scores.items()} == {"first": 1.0, "second": 9.0}
+
+
+def test_a_regression_and_a_classification_are_learned_together(strategy: Any) -> None:
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        x = keras.Input((2,), name="x")
+        return keras.Model(x, {"size": keras.layers.Dense(1)(x), "kind": keras.layers.Dense(1, "sigmoid")(x)})
+
+    labels = [{"field": "kind", "dtype": "bool", "task": "classification"}, {**REGRESSION, "field": "size"}]
+    case = LoopCase(strategy, builder=build, labels=labels, optimizer={"class_name": "adam", "learning_rate": 0.05})
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x = rng.normal(size=(64, 2)).astype(np.float32)
+        report = case.learn({"x": x}, {"kind": x[:, 0] > 0, "size": x[:, 1]}, batch_size=16)
+    kind, size = case.job.schema_().labels
+    assert scores.metrics(kind, report.scores["kind"])["auc"] > 0.97
+    assert scores.metrics(size, report.scores["size"])["mae"] < 0.4
 
 
 def test_scores_come_from_inference_where_a_layer_behaves_differently_in_training(strategy: Any) -> None:

@@ -181,9 +181,9 @@ def test_logits_and_probabilities_give_the_same_loss_for_the_same_belief(
     import tensorflow as tf
 
     model = make(builder, labels=[label])
-    assert model.logits is logits
+    assert model.losses.logits == {"y": logits}
     outputs = model.outputs(model.keras(model.inputs({"x": tf.zeros((2, 2))})))
-    losses = model.row_losses({"y": tf.zeros(2)}, outputs)["y"]
+    losses = model.losses.rows({"y": tf.zeros(2)}, outputs)["y"]
     np.testing.assert_allclose(losses, np.log(label.get("classes", 2)), rtol=1e-5)
 
 
@@ -192,7 +192,7 @@ def test_a_compiled_loss_says_by_itself_whether_it_takes_logits(make: Callable[.
     import keras
 
     loss = keras.losses.BinaryCrossentropy(from_logits=from_logits)
-    assert make(dense(loss=loss), labels=[BINARY]).logits is from_logits
+    assert make(dense(loss=loss), labels=[BINARY]).losses.logits == {"y": from_logits}
 
 
 @pytest.mark.parametrize("form", ["operation", "layer", "reshaped", "subclassed"])
@@ -218,7 +218,94 @@ def test_a_sigmoid_is_found_wherever_the_model_ends_in_it(make: Callable[..., An
         probability = keras.layers.Activation("sigmoid")(score)
         return keras.Model(x, keras.layers.Flatten()(probability) if form == "reshaped" else probability)
 
-    assert not make(build, labels=[BINARY]).logits
+    assert make(build, labels=[BINARY]).losses.logits == {"y": False}
+
+
+LABELS = [REGRESSION, {**BINARY, "field": "b"}, {**THREE, "field": "c"}]
+
+
+def several(form: str, **compile_options: Any) -> Callable[..., Any]:
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        x = keras.Input((2,), name="x")
+        y = keras.layers.Dense(1, name="out_y", kernel_initializer="zeros")(x)
+        b = keras.layers.Dense(1, "sigmoid", name="out_b", kernel_initializer="zeros")(x)
+        c = keras.layers.Dense(3, name="out_c", kernel_initializer="zeros")(x)
+        model = keras.Model(x, [y, b, c] if form == "list" else {"c": c, "y": y, "b": b})
+        if compile_options:
+            model.compile(**compile_options)
+        return model
+
+    return build
+
+
+@pytest.mark.parametrize("form", ["list", "dict"])
+def test_several_outputs_have_a_loss_and_a_kind_each(make: Callable[..., Any], form: str) -> None:
+    import tensorflow as tf
+
+    model = make(several(form), labels=LABELS)
+    assert {label: model.losses.logits[label] for label in "bc"} == {"b": False, "c": True}
+    outputs = model.outputs(model.keras(model.inputs({"x": tf.zeros((2, 2))})))
+    rows = model.losses.rows({"y": tf.constant([1.0, 2.0]), "b": tf.zeros(2), "c": tf.zeros(2)}, outputs)
+    np.testing.assert_allclose(rows["y"], [1.0, 4.0])
+    np.testing.assert_allclose(rows["b"], np.log(2), rtol=1e-5)
+    np.testing.assert_allclose(rows["c"], np.log(3), rtol=1e-5)
+    np.testing.assert_allclose(model.losses.total(rows), np.array([1.0, 4.0]) + np.log(2) + np.log(3), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("form", "loss", "weights"),
+    [
+        ("list", ["mae", None, None], [0.5, 1, 0]),
+        ("list", {"out_y": "mae"}, {"out_y": 0.5, "out_c": 0}),
+        ("dict", {"y": "mae"}, {"y": 0.5, "c": 0}),
+    ],
+)
+def test_compiled_losses_and_their_weights_belong_to_labels(
+    make: Callable[..., Any], form: str, loss: Any, weights: Any
+) -> None:
+    import tensorflow as tf
+
+    model = make(several(form, loss=loss, loss_weights=weights), labels=LABELS)
+    outputs = model.outputs(model.keras(model.inputs({"x": tf.zeros((2, 2))})))
+    rows = model.losses.rows({"y": tf.constant([1.0, 2.0]), "b": tf.zeros(2), "c": tf.zeros(2)}, outputs)
+    np.testing.assert_allclose(rows["y"], [1.0, 2.0])
+    np.testing.assert_allclose(model.losses.total(rows), 0.5 * np.array([1.0, 2.0]) + np.log(2), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("compile_options", "message", "hint"),
+    [
+        ({"loss": {"z": "mse"}}, "names 'z', which is no label", "['y', 'b', 'c']"),
+        ({"loss": ["mse", "mse"]}, "has 2 entries for 3 labels", "in the order"),
+        ({"loss": "mse", "loss_weights": [1, -1, 1]}, "-1 for 'b' is no number", "loss_weights"),
+        ({"loss": "mse", "loss_weights": {"z": 1}}, "names 'z'", "['y', 'b', 'c']"),
+    ],
+)
+def test_losses_that_belong_to_no_label_are_refused(
+    make: Callable[..., Any], compile_options: Any, message: str, hint: str
+) -> None:
+    with pytest.raises(ModelError) as raised:
+        make(several("list", **compile_options), labels=LABELS)
+    assert message in raised.value.message
+    assert hint in raised.value.hint
+
+
+def test_a_hashed_list_keeps_0_for_its_padding(make: Callable[..., Any]) -> None:
+    import tensorflow as tf
+
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        tags = keras.Input((3,), name="tags", dtype="int64")
+        return keras.Model(tags, keras.layers.Dense(1)(keras.layers.Flatten()(keras.layers.Embedding(4, 2)(tags))))
+
+    model = make(build, features=({"field": "tags", "dtype": "string", "max_length": 3, "buckets": 4},))
+    words = tf.constant([["a", "", ""], ["b", "c", "d"]])
+    hashed = model.inputs({"tags": words}).numpy()
+    assert hashed[0, 1:].tolist() == [0, 0]
+    assert set(hashed[1]) | {hashed[0, 0]} <= {1, 2, 3}
 
 
 def _named_inputs(schema: Schema, hyper: dict[str, Any]) -> list[Any]:
