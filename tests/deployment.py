@@ -42,8 +42,8 @@ class Deployment:
         self._config_file.write_text(yaml.safe_dump(config))
         self._url = f"http://{config['admin']['listen']}"
         # What is killed cleans nothing up; a short path, since that of a Unix socket is limited.
-        self._scratch = Path(tempfile.mkdtemp(prefix="st-"))
-        self._env = {**os.environ, "TMPDIR": str(self._scratch)}
+        self.scratch = Path(tempfile.mkdtemp(prefix="st-"))
+        self._env = {**os.environ, "TMPDIR": str(self.scratch)}
         if python_path is not None:
             self._env["PYTHONPATH"] = str(python_path)
         self._starts = 0
@@ -56,7 +56,7 @@ class Deployment:
 
     def start(self) -> None:
         self._starts += 1
-        self._scratch.mkdir(exist_ok=True)
+        self.scratch.mkdir(exist_ok=True)
         with self.log_file.open("wb") as log:
             self.daemon = subprocess.Popen(
                 [sys.executable, "-m", "streamtrain", "run", "--config", str(self._config_file)],
@@ -110,7 +110,7 @@ class Deployment:
         """For the end of a test: whatever still runs is gone afterwards, and what it left in its folder."""
         if self.daemon is not None:
             self._end()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        shutil.rmtree(self.scratch, ignore_errors=True)
 
     def _end(self) -> None:
         assert self.daemon is not None

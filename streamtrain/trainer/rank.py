@@ -100,7 +100,7 @@ class Rank:
     def _restore(self) -> None:
         manifest = self._form.manifest
         if manifest is not None and self._form.restore_weights:
-            with tempfile.TemporaryDirectory(dir=self._form.work_dir or None) as directory:
+            with self._folder() as directory:
                 path = Path(directory) / FILE_NAMES[STATE_ROLE]
                 store = open_store(self._form.artifacts)
                 try:
@@ -144,6 +144,13 @@ class Rank:
             seconds=self._clock.monotonic() - started,
         )
 
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        """For files in passing. A system that cleans up temporary files may have taken the daemon's folder away."""
+        parent = self._form.work_dir or None
+        if parent is not None:
+            Path(parent).mkdir(mode=0o700, parents=True, exist_ok=True)
+        return tempfile.TemporaryDirectory(dir=parent)
+
     def _write(self, prefix: str) -> Mapping[str, ArtifactRef]:
         store = open_store(self._form.artifacts)
         try:
@@ -151,7 +158,7 @@ class Rank:
             self._channel.progress("save", 1)
             found = {STATE_ROLE: store.put(prefix + FILE_NAMES[STATE_ROLE], state)}
             self._channel.progress("save", 1)
-            with tempfile.TemporaryDirectory(dir=self._form.work_dir or None) as directory:
+            with self._folder() as directory:
                 path = Path(directory) / FILE_NAMES[KERAS_ROLE]
                 try:
                     write_keras(self._model, path)
