@@ -21,9 +21,11 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from streamtrain import types
+from streamtrain.errors import FilterError
 
 _DURATION = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*$")
 _DURATION_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SHARE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*%\s*$")
 _SIZE = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)\s*$")
 _SIZE_BYTES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _FLOATS = frozenset({types.DType.FLOAT32, types.DType.FLOAT64})
@@ -44,6 +46,15 @@ def parse_size(value: Any) -> Any:
     if isinstance(value, str) and (match := _SIZE.match(value)):
         return int(float(match[1]) * _SIZE_BYTES[match[2]])
     raise ValueError(f"{value!r} is not a size: write it like 512KiB, 64MiB or 2GiB")
+
+
+def parse_share(value: Any) -> Any:
+    """`1%` -> 0.01; a number is a share already."""
+    if isinstance(value, str) and (match := _SHARE.match(value)):
+        return float(match[1]) / 100
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value
+    raise ValueError(f"{value!r} is not a share: write it like 1%, or as a number like 0.01")
 
 
 WRITTEN = "written"
@@ -67,6 +78,7 @@ def _text(pattern: re.Pattern[str], example: str) -> WithJsonSchema:
 
 Duration = Annotated[float, BeforeValidator(seconds), Field(ge=0), _text(_DURATION, "30s")]
 PositiveDuration = Annotated[Duration, Field(gt=0)]
+Holdout = Annotated[float, BeforeValidator(parse_share), Field(ge=0, le=0.5), _text(_SHARE, "1%")]
 Size = Annotated[int, BeforeValidator(size_in_bytes), Field(gt=0), _text(_SIZE, "64MiB")]
 Name = Annotated[str, Field(pattern=NAME_PATTERN)]
 
@@ -257,22 +269,73 @@ class FeatureSpec(Section):
 
 
 class LabelSpec(Section):
-    """What the model predicts. A document without it waits until an update brings it."""
+    """What the model predicts. A document without it waits until an update brings it, or `absent_after` is over."""
 
     field: str = Field(min_length=1, description="dotted path into the document")
     dtype: types.DType = Field(description="a number; for a classification also bool")
     task: types.Task = Field(description="regression, or classification: labels are 0 to classes - 1")
     classes: int = Field(2, ge=2, description="of a classification")
+    absent_after: PositiveDuration | None = Field(
+        None,
+        description="how long the label is waited for from the document's first version on, by MongoDB's clock; then the "
+        "document is learned with absent_value. Default: for good, but not beyond the window",
+    )
+    absent_value: float | int | bool | None = Field(None, description="of a label that has not come; with absent_after")
 
     @model_validator(mode="after")
     def _fits(self) -> LabelSpec:
         refused = {types.DType.STRING, types.DType.DATETIME, types.DType.BYTES}
         if self.task is types.Task.REGRESSION:
             refused.add(types.DType.BOOL)
+        problems = []
         if self.dtype in refused:
             told = f"{self.dtype.value} cannot be the label of a {self.task.value}"
-            raise ValidationError.from_exception_data("LabelSpec", [_located(("dtype",), told, self.dtype)])
+            problems.append(_located(("dtype",), told, self.dtype))
+        elif self.absent_after is not None and self.absent_value is None:
+            told = "says when, but not what is learned then: give an absent_value"
+            problems.append(_located(("absent_after",), told, self.absent_after))
+        elif self.absent_value is not None and not self._takes(self.absent_value):
+            told = f"{self.absent_value!r} cannot be the value of this label"
+            problems.append(_located(("absent_value",), told, self.absent_value))
+        elif self.absent_value is not None and self.absent_after is None:
+            problems.append(_located(("absent_value",), "needs absent_after: when it is learned", self.absent_value))
+        if problems:
+            raise ValidationError.from_exception_data("LabelSpec", problems)
         return self
+
+    def _takes(self, value: float | int | bool) -> bool:
+        if self.dtype is types.DType.BOOL:
+            return isinstance(value, bool)
+        if not _replaces(value, self.dtype):
+            return False
+        if self.task is types.Task.CLASSIFICATION:
+            return 0 <= value < self.classes and value == int(value)
+        return abs(value) <= types.LARGEST_TARGET
+
+
+class WeightSpec(Section):
+    """How much a document counts in the loss, in the running statistics and in the scores. `weight: field` is short
+    for `weight: {field: field}`; with both keys the weights are multiplied."""
+
+    field: str | None = Field(None, min_length=1, description="dotted path to a number of at least 0")
+    missing: float = Field(1.0, ge=0, le=1e9, description="the weight of a document where that is absent or null")
+    classes: dict[int, Annotated[float, Field(ge=0, le=1e9)]] | None = Field(
+        None, min_length=1, description="weights by class of the label; a class that is not named has weight 1"
+    )
+    label: str | None = Field(None, description="whose classes; default: the only classification of the job")
+
+    @model_validator(mode="after")
+    def _says_something(self) -> WeightSpec:
+        if self.field is None and self.classes is None:
+            raise ValueError("needs a field, or classes")
+        if self.label is not None and self.classes is None:
+            problem = _located(("label",), "is for classes, and there are none", self.label)
+            raise ValidationError.from_exception_data("WeightSpec", [problem])
+        return self
+
+
+def _weight(value: Any) -> Any:
+    return {"field": value} if isinstance(value, str) else value
 
 
 class WindowSpec(Section):
@@ -312,6 +375,27 @@ class Job(Section):
     source: Name = Field(description="the name of the source that it learns from")
     features: tuple[FeatureSpec, ...] = Field(min_length=1, description="the model's inputs")
     labels: tuple[LabelSpec, ...] = Field(min_length=1, description="what it predicts")
+    features_as_of: Literal["label", "first"] = Field(
+        "label",
+        description="which version of a document gives the features: the one that brought the label, or the first one "
+        "that was seen, as it stood when nothing was known yet",
+    )
+    filter: dict[str, Any] | None = Field(
+        None,
+        description="a MongoDB query; a version that does not match it counts as the delete of its document. "
+        "Default: every document is learned",
+    )
+    weight: Annotated[WeightSpec | None, BeforeValidator(_weight)] = Field(
+        None, description="a field, or weights by class; default: all documents count the same"
+    )
+    on_delete: Literal["forget", "keep"] = Field(
+        "forget",
+        description="forget: a deleted document is never learned again; keep: deletes change nothing, for collections "
+        "whose documents expire or are archived",
+    )
+    holdout: Holdout = Field(
+        0.0, description="share of the documents, by a fixed hash of their key, that is scored and never learned from"
+    )
     window: WindowSpec = Field(WindowSpec(), description="how much is kept to learn again from")
     round: RoundSpec = Field(RoundSpec(), description="how much is learned in one go")
     checkpoint: CheckpointSpec = Field(CheckpointSpec(), description="how often what was learned is saved")
@@ -341,6 +425,45 @@ class Job(Section):
         if problems:
             raise ValidationError.from_exception_data("Job", problems)
         return self
+
+    @model_validator(mode="after")
+    def _answers(self) -> Job:
+        """The filter is a query that can be answered, and the weights are those of classes that there are."""
+        problems = []
+        if self.filter is not None:
+            from streamtrain.filters import Filter  # bson takes a while to import, and few jobs have one
+
+            try:
+                Filter(self.filter)
+            except FilterError as error:
+                problems.append(_located(("filter", *error.place), error.problem, None))
+        if self.weight is not None and self.weight.classes is not None:
+            problems += self._class_weights(self.weight, self.weight.classes)
+        if problems:
+            raise ValidationError.from_exception_data("Job", problems)
+        return self
+
+    def _class_weights(self, weight: WeightSpec, classes: dict[int, float]) -> list[InitErrorDetails]:
+        label = self.weighted_label()
+        if label is None:
+            among = [each.field for each in self.labels if each.task is types.Task.CLASSIFICATION]
+            told = f"the classifications are {', '.join(map(repr, among))}" if among else "no label is a classification"
+            at = "classes" if weight.label is None else "label"
+            return [_located(("weight", at), told, weight.label)]
+        unknown = [number for number in classes if not 0 <= number < label.classes]
+        told = f"the classes of {label.field!r} are 0 to {label.classes - 1}"
+        problems = [_located(("weight", "classes", str(number)), told, number) for number in unknown]
+        if not problems and not any(classes.get(number, 1.0) for number in range(label.classes)):
+            problems = [_located(("weight", "classes"), "all classes have weight 0: nothing would be learned", classes)]
+        return problems
+
+    def weighted_label(self) -> LabelSpec | None:
+        """The classification whose classes have weights: the one named, or the only one."""
+        named = None if self.weight is None else self.weight.label
+        found = [
+            label for label in self.labels if label.task is types.Task.CLASSIFICATION and named in (None, label.field)
+        ]
+        return found[0] if len(found) == 1 else None
 
     def schema_(self) -> types.Schema:
         return types.Schema(
@@ -373,6 +496,13 @@ class Settings(Section):
             if job.window.duration > self.kafka.retention:
                 told = "is longer than kafka.retention: Kafka would remove records that are still in the window"
                 errors.append(_located(("jobs", at, "window", "duration"), told, job.window.duration))
+            for place, label in enumerate(job.labels):
+                if label.absent_after is not None and label.absent_after + job.window.duration > self.kafka.retention:
+                    told = (
+                        "and window.duration are together longer than kafka.retention: Kafka would remove documents "
+                        "before they are learned, or learned again"
+                    )
+                    errors.append(_located(("jobs", at, "labels", place, "absent_after"), told, label.absent_after))
         named = (("sources", [s.name for s in self.sources]), ("jobs", [j.name for j in self.jobs]))
         for section, names in named:
             for at, name in enumerate(names):

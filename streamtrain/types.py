@@ -31,6 +31,10 @@ class Task(StrEnum):
     CLASSIFICATION = "classification"
 
 
+LARGEST_TARGET = 1e15
+"""Of a regression's label: the squares of a batch's errors must add up to a float32."""
+
+
 @dataclass(frozen=True, slots=True)
 class Feature:
     """One input of the model.
@@ -60,12 +64,18 @@ class Feature:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """What the model predicts. classes: number of classes of a classification (labels are 0..classes-1)."""
+    """What the model predicts. classes: number of classes of a classification (labels are 0..classes-1).
+
+    absent_after: seconds of cluster time after which a label that has not come is `absent_value`; None: it is waited
+    for. They say when a document is learned, not how it is decoded, and are no part of the fingerprint.
+    """
 
     field: str
     dtype: DType
     task: Task
     classes: int = 2
+    absent_after: float | None = None
+    absent_value: float | int | bool | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +84,11 @@ class Schema:
 
     features: tuple[Feature, ...]
     labels: tuple[Label, ...]
+
+    @property
+    def longest_absence(self) -> float | None:
+        """Seconds after which no document waits any more for labels that may be absent; None where none may."""
+        return max((label.absent_after for label in self.labels if label.absent_after is not None), default=None)
 
     def fingerprint(self) -> str:
         """sha256 of the schema's canonical JSON: equal exactly when two schemas decode alike.
@@ -91,6 +106,7 @@ class Schema:
 
 _FIRST_FEATURE_FIELDS = frozenset({"field", "dtype", "length", "encoding", "missing", "buckets"})
 _FIRST_LABEL_FIELDS = frozenset({"field", "dtype", "task", "classes"})
+_NOT_DECODED = frozenset({"absent_after", "absent_value"})
 
 
 def _canonical(part: Feature | Label, always: frozenset[str]) -> dict[str, Any]:
@@ -98,7 +114,7 @@ def _canonical(part: Feature | Label, always: frozenset[str]) -> dict[str, Any]:
     return {
         each.name: values[each.name]
         for each in fields(part)
-        if each.name in always or getattr(part, each.name) != each.default
+        if each.name in always or (each.name not in _NOT_DECODED and getattr(part, each.name) != each.default)
     }
 
 
@@ -211,13 +227,15 @@ class PartitionFrontier:
 
 @dataclass(frozen=True, slots=True)
 class Frontier:
-    """What a topic holds now. as_of: monotonic clock seconds. version: grows whenever the end moves."""
+    """What a topic holds now. as_of: monotonic clock seconds. version: grows whenever the end moves. watermark: a
+    cluster time; every change before it lies below the ends (0: not known)."""
 
     topic: str
     epoch: int
     partitions: tuple[PartitionFrontier, ...]
     as_of: float
     version: int = 0
+    watermark: int = 0
 
     def backlog(self, learned: Sequence[Learned]) -> int | None:
         """Records published and not learned: exact, or None while one count is missing or contradicts
@@ -257,7 +275,8 @@ class Round:
     number: counts from 0 within the lineage. fresh: the ranges to learn, one per partition. window_begins:
     rows below these offsets leave the memory before replay is drawn. replay: rows to replay per partition,
     drawn with `seed`. batch_size: global rows per step, over all ranks. scored: whether its rows count for
-    prequential scores (a retrain learns again what was scored before, so its rounds do not).
+    prequential scores (a retrain learns again what was scored before, so its rounds do not). watermark: a cluster
+    time before which every change has been learned once this round is, so that labels that are due by then are absent.
     """
 
     number: int
@@ -267,6 +286,7 @@ class Round:
     seed: int
     batch_size: int
     scored: bool = True
+    watermark: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +304,8 @@ class PlanSettings:
 class PlanRequest:
     """All that the planner may look at. number: of the round to cut. planned: where the last planned round
     ends; its counts may be estimates. waiting_since: when the oldest unplanned record was first seen, None
-    without one; the same monotonic clock as now."""
+    without one; the same monotonic clock as now. watermark: of the round before. next_absent: the cluster time that
+    the watermark must pass for the next label to be absent; None without one, and while rounds are in flight."""
 
     number: int
     planned: tuple[Learned, ...]
@@ -294,6 +315,8 @@ class PlanRequest:
     waiting_since: float | None
     now: float
     scored: bool = True
+    watermark: int = 0
+    next_absent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,6 +371,9 @@ class RoundCounts:
     filtered: int = 0  # versions that the job's filter turns away
     forgotten: int = 0  # versions of documents that are deleted further on: not learned any more
     held_out: int = 0  # labelled versions of documents that are held out: scored, never learned
+    absent_labels: int = 0  # documents whose label did not come in time: learned (or held out) beside the records read
+    labels_after_absent: int = 0  # of `learned` and `held_out`: the document's label had been absent
+    lost_waiting: int = 0  # documents that waited, and of which Kafka holds too little to learn them as they were
 
     def __add__(self, other: RoundCounts) -> RoundCounts:
         return RoundCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
@@ -363,6 +389,15 @@ class Norms:
     gradient_max: float = 0.0
     update_sum: float = 0.0
     update_max: float = 0.0
+
+    def __add__(self, other: Norms) -> Norms:
+        return Norms(
+            steps=self.steps + other.steps,
+            gradient_sum=self.gradient_sum + other.gradient_sum,
+            gradient_max=max(self.gradient_max, other.gradient_max),
+            update_sum=self.update_sum + other.update_sum,
+            update_max=max(self.update_max, other.update_max),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -386,7 +421,9 @@ class RoundReport:
     freshness_ms: counts per bucket of `FRESHNESS_BUCKETS_MS` of (gradient applied - wall time of the
     write). timings: seconds by stage (`read`, `decode`, `memory`, `step`, `total`). holdout: as `scores`, of the
     rows that are never learned from. fields: per field of the schema. expelled: offsets, per partition, of versions
-    that the model could not take: they have left the memory and must not come back to it.
+    that the model could not take: they have left the memory and must not come back to it. waiting: documents that
+    wait for a label. next_absent: see PlanRequest. label_latency: counts per bucket of `LABEL_LATENCY_BUCKETS_S` of
+    the time from a waiting document's first version to its label, by cluster time.
     """
 
     round: int
@@ -403,10 +440,16 @@ class RoundReport:
     norms: Norms = field(default_factory=Norms)
     fields: Mapping[str, FieldCounts] = field(default_factory=dict)
     expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    waiting: int = 0
+    next_absent: int | None = None
+    label_latency: tuple[int, ...] = ()
 
 
 # Upper bounds, in milliseconds, of the freshness histogram: about 12 % apart; a last bucket holds the rest.
 FRESHNESS_BUCKETS_MS: tuple[float, ...] = tuple(round(1.122**i, 3) for i in range(130))
+
+# Upper bounds, in seconds, of the histogram of how long labels take, up to 110 days; a last bucket holds the rest.
+LABEL_LATENCY_BUCKETS_S: tuple[float, ...] = tuple(round(1.25**i, 3) for i in range(73))
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +470,7 @@ class Manifest:
     (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: places at which the retrain
     that began this lineage has caught up; None once it has, or without one. holdout: as `scores`, of the rows
     that are never learned from. expelled: per partition, the offsets inside the window of versions that the model
-    could not take.
+    could not take. watermark: of the last round.
     """
 
     id: str
@@ -453,3 +496,4 @@ class Manifest:
     retrain_until: tuple[Learned, ...] | None = None
     holdout: Mapping[str, Scores] = field(default_factory=dict)
     expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    watermark: int = 0
