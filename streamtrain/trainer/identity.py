@@ -36,11 +36,11 @@ class Identities:
         if isinstance(entry, int):  # known by its `_id` alone
             return (key, entry, NEVER)
         if isinstance(entry, tuple):
-            return entry if entry[0] == document_key or _agree(key, entry[0], document_key) else None
+            return entry if entry[0] == document_key or agree(key, entry[0], document_key) else None
         for version in entry:
             if version[0] == document_key:
                 return version
-        fitting = [version for version in entry if _agree(key, version[0], document_key)]
+        fitting = [version for version in entry if agree(key, version[0], document_key)]
         return max(fitting, key=lambda version: version[1], default=None)
 
     def put(self, key: bytes, replaced: Version | None, version: Version | None) -> None:
@@ -91,7 +91,7 @@ def _compact(key: bytes, version: Version) -> Entry:
     return version[1] if version[0] == key and version[2] == NEVER else version
 
 
-def _agree(key: bytes, one: bytes, other: bytes) -> bool:
+def agree(key: bytes, one: bytes, other: bytes) -> bool:
     """Both have the same `_id`."""
     if key in (one, other):
         return True
