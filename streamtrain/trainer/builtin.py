@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from streamtrain.errors import ModelError
 from streamtrain.trainer.moments import Moments, width_of
-from streamtrain.types import DType, Feature, Schema, Task
+from streamtrain.types import DType, Feature, Label, Schema, Task
 
 Tensor = Any
 
@@ -59,50 +59,86 @@ def hyper_of(options: Mapping[str, Any]) -> Hyper:
 
 
 def build(schema: Schema, options: dict[str, Any]) -> keras.Model:
-    """One output: [batch, 1] of a regression, or logits [batch, 1] of two classes or [batch, classes] of more."""
+    """An output for each label: [batch, 1] of a regression, or logits [batch, 1] of two classes or [batch, classes] of
+    more. Labels share the hidden layers; each has moments and a wide part of its own."""
     hyper = hyper_of(options)
     for feature in schema.features:
-        if feature.length is not None and feature.dtype in (DType.STRING, DType.DATETIME):
-            raise ModelError(
-                f"feature {feature.field!r}: the built-in model takes no vectors of {feature.dtype.value}s",
-                hint="leave it out, or write a model of your own (docs/models.md)",
-            )
-    label = schema.labels[0]
-    regression = label.task is Task.REGRESSION
-    outputs = 1 if regression or label.classes == 2 else label.classes
+        _check(feature)
     inputs = {feature.field: _input(feature) for feature in schema.features}
     numeric = [feature for feature in schema.features if width_of(feature)]
-    categories = [feature for feature in schema.features if feature.dtype is DType.STRING]
-    moments = Moments(
-        features=numeric,
-        label=label.field,
-        targets=outputs,
-        memory=hyper.memory,
-        name="moments",
-    )
-    z, base, spread = moments([inputs[feature.field] for feature in numeric or schema.features[:1]])
-    deep, wide = [Squash(name="squash")(z)], []
-    for index, feature in enumerate(categories):
+    columns = [inputs[feature.field] for feature in numeric or schema.features[:1]]
+    moments = [
+        Moments(
+            features=numeric,
+            label=label.field,
+            targets=_outputs(label),
+            memory=hyper.memory,
+            name=_named("moments", place),
+        )
+        for place, label in enumerate(schema.labels)
+    ]
+    fits = [each(columns) for each in moments]
+    categories: list[tuple[Any, int]] = []
+    deep = [Squash(name="squash")(fits[0][0])]
+    for index, feature in enumerate(feature for feature in schema.features if feature.dtype is DType.STRING):
         place = inputs[feature.field]
         if feature.buckets is None:
             place = keras.layers.Hashing(hyper.buckets, name=f"hash_{index}")(place)
-        size = feature.buckets or hyper.buckets
-        deep.append(keras.layers.Embedding(size, hyper.embedding, name=f"embedding_{index}")(place))
-        wide.append(keras.layers.Embedding(size, outputs, embeddings_initializer="zeros", name=f"wide_{index}")(place))
+        categories.append((place, feature.buckets or hyper.buckets))
+        deep.append(
+            keras.layers.Embedding(categories[-1][1], hyper.embedding, name=f"embedding_{index}")(categories[-1][0])
+        )
     hidden = keras.layers.Concatenate(name="features")(deep) if len(deep) > 1 else deep[0]
     for index, units in enumerate(hyper.hidden):
         hidden = keras.layers.Dense(units, "relu", name=f"hidden_{index}")(hidden)
-    wide.append(keras.layers.Dense(outputs, kernel_initializer="zeros", name="deep")(hidden))
-    if not moments.fitted or not regression:
-        wide.append(keras.layers.Dense(outputs, kernel_initializer="zeros", use_bias=False, name="linear")(z))
-    network = keras.layers.Add(name="network")(wide) if len(wide) > 1 else wide[0]
-    prediction = Residual(name="prediction")([base, network, spread]) if regression else network
-    model = keras.Model(inputs, prediction, name="builtin")
-    model.compile(
-        optimizer=keras.optimizers.Adam(hyper.learning_rate),
-        loss=_regression_loss(hyper, moments) if regression else _cross_entropy(outputs),
-    )
+    predictions, losses = [], []
+    for number, (label, own, (z, base, spread)) in enumerate(zip(schema.labels, moments, fits, strict=True)):
+        outputs, regression = _outputs(label), label.task is Task.REGRESSION
+        parts = [
+            keras.layers.Embedding(size, outputs, embeddings_initializer="zeros", name=_named(f"wide_{index}", number))(
+                place
+            )
+            for index, (place, size) in enumerate(categories)
+        ]
+        parts.append(keras.layers.Dense(outputs, kernel_initializer="zeros", name=_named("deep", number))(hidden))
+        if not own.fitted or not regression:
+            linear = keras.layers.Dense(
+                outputs, kernel_initializer="zeros", use_bias=False, name=_named("linear", number)
+            )
+            parts.append(linear(z))
+        network = keras.layers.Add(name=_named("network", number))(parts) if len(parts) > 1 else parts[0]
+        residual = Residual(name=_named("prediction", number))
+        predictions.append(residual([base, network, spread]) if regression else network)
+        losses.append(_regression_loss(hyper, own, alone=len(moments) == 1) if regression else _cross_entropy(outputs))
+    single = len(predictions) == 1
+    model = keras.Model(inputs, predictions[0] if single else predictions, name="builtin")
+    model.compile(optimizer=keras.optimizers.Adam(hyper.learning_rate), loss=losses[0] if single else losses)
     return model
+
+
+def _named(name: str, label: int) -> str:
+    """Of the first label the plain name, which is what checkpoints with one label hold."""
+    return name if label == 0 else f"{name}_{label}"
+
+
+def _outputs(label: Label) -> int:
+    return 1 if label.task is Task.REGRESSION or label.classes == 2 else label.classes
+
+
+def _check(feature: Feature) -> None:
+    """Raises ModelError for what the model cannot take."""
+    if feature.dtype is DType.BYTES:
+        kind = "binary data"
+    elif feature.max_length is not None:
+        kind = "lists of any length"
+    elif feature.length is not None and feature.dtype in (DType.STRING, DType.DATETIME):
+        kind = f"vectors of {feature.dtype.value}s"
+    else:
+        return
+    raise ModelError(
+        f"feature {feature.field!r}: the built-in model takes no {kind}",
+        hint="leave it out, or write a model of your own (docs/models.md, examples/)",
+    )
 
 
 def _input(feature: Feature) -> Any:
@@ -114,9 +150,10 @@ def _input(feature: Feature) -> Any:
     return keras.Input(shape, name=feature.field, dtype=dtype)
 
 
-def _regression_loss(hyper: Hyper, moments: Moments) -> keras.losses.Loss:
+def _regression_loss(hyper: Hyper, moments: Moments, *, alone: bool) -> keras.losses.Loss:
+    """alone: whether it is the only label; else its unit must not decide how much it counts beside the others."""
     if hyper.loss == "huber":
-        return SpreadHuber(moments)
+        return SpreadHuber(moments, relative=not alone)
     return keras.losses.get("mean_absolute_error" if hyper.loss == "mae" else "mean_squared_error")
 
 
@@ -150,17 +187,26 @@ class Residual(keras.layers.Layer):  # type: ignore[misc]
 @keras.saving.register_keras_serializable(package="streamtrain")
 class SpreadHuber(keras.losses.Loss):  # type: ignore[misc]
     """Huber's loss whose quadratic part reaches as far as `DELTA` spreads: nearly the absolute error, in the
-    label's units, but smooth where it counts. Loaded from a file it knows no spread and takes 1."""
+    label's units, but smooth where it counts. relative: in units of the spread. Loaded from a file it knows no spread
+    and takes 1."""
 
     DELTA = 0.5
 
-    def __init__(self, moments: Moments | None = None, name: str = "spread_huber", **options: Any) -> None:
+    def __init__(
+        self,
+        moments: Moments | None = None,
+        name: str = "spread_huber",
+        relative: bool = False,
+        **options: Any,
+    ) -> None:
         super().__init__(name=name, **options)
         self._moments = moments
+        self._relative = relative
 
     def call(self, y_true: Tensor, y_pred: Tensor) -> Tensor:
         error = tf.abs(tf.cast(y_true, y_pred.dtype) - y_pred)
         spread = 1.0 if self._moments is None else tf.cast(self._moments.spread, error.dtype)
         delta = self.DELTA * spread
         near = tf.square(error) / (2 * delta)
-        return tf.reduce_mean(tf.where(error < delta, near, error - delta / 2), axis=-1)
+        loss = tf.reduce_mean(tf.where(error < delta, near, error - delta / 2), axis=-1)
+        return loss / tf.reduce_mean(spread) if self._relative else loss

@@ -71,6 +71,23 @@ def test_a_classifier_learns_and_gives_logits(strategy: Any) -> None:
     assert (scores.accuracy(report.scores["y"]) or 0) > 0.85
 
 
+def test_several_labels_have_a_head_each_and_are_all_learned(strategy: Any) -> None:
+    labels = [
+        {"field": "late", "dtype": "float32", "task": "regression"},
+        {"field": "kind", "dtype": "int32", "task": "classification", "classes": 3},
+        {"field": "yes", "dtype": "bool", "task": "classification"},
+    ]
+    case = LoopCase(strategy, features=MIXED, labels=labels)
+    rng = np.random.default_rng(0)
+    for _ in range(40):
+        c = mixed(rng, 128)
+        y = {"late": 3 * c["x"] + 5 * (c["deep.word"] == b"b"), "kind": np.digitize(c["v"][:, 0], [-0.5, 0.5])}
+        report = case.learn(c, {**y, "yes": c["n"] + 4 * (c["deep.word"] == b"a") > 0}, batch_size=32)
+    assert (scores.mae(report.scores["late"]) or 0) < 0.1 * np.abs(y["late"] - np.median(y["late"])).mean()
+    assert (scores.accuracy(report.scores["kind"]) or 0) > 0.85
+    assert (scores.accuracy(report.scores["yes"]) or 0) > 0.85
+
+
 def test_several_classes_have_an_output_each(strategy: Any) -> None:
     case = LoopCase(strategy, labels=[{**BINARY, "classes": 3}])
     rng = np.random.default_rng(0)
