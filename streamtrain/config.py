@@ -277,8 +277,8 @@ class LabelSpec(Section):
     classes: int = Field(2, ge=2, description="of a classification")
     absent_after: PositiveDuration | None = Field(
         None,
-        description="how long the label is waited for from the document's first version on, by MongoDB's clock; then the "
-        "document is learned with absent_value. Default: for good, but not beyond the window",
+        description="how long the label is waited for from the document's first version on, by MongoDB's clock; then "
+        "the document is learned with absent_value. Default: for good, but not beyond the window",
     )
     absent_value: float | int | bool | None = Field(None, description="of a label that has not come; with absent_after")
 

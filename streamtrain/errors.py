@@ -4,6 +4,7 @@ StreamtrainError                 70  internal: should not happen, report it
 ├── UsageError                    2  the command line asks for something that cannot be
 ├── ConfigError                  78  the configuration is wrong; says file:line:column where it can
 │   ├── SettingsError            78  problems of the settings file, all at once, each with its place
+│   ├── FilterError              78  a job's filter is no query that can be answered
 │   └── ModelError               78  the user's model function raises or does not return a keras.Model
 ├── DependencyError              69  something outside is missing, unreachable or set up in a way that cannot work
 │   ├── MongoError               69  MongoDB: unreachable, not a replica set, a missing collection
@@ -69,6 +70,15 @@ class SettingsError(ConfigError):
     def __init__(self, message: str, *, problems: Sequence[Mapping[str, str]], hint: str = "") -> None:
         super().__init__(message, hint=hint)
         self.problems = tuple(problems)
+
+
+class FilterError(ConfigError):
+    """place: of the mistake inside the filter, as keys and list places."""
+
+    def __init__(self, place: tuple[str | int, ...], message: str) -> None:
+        super().__init__(f"filter: {'.'.join(map(str, place))}: {message}" if place else f"filter: {message}")
+        self.place = place
+        self.problem = message
 
 
 class ModelError(ConfigError):
@@ -154,3 +164,11 @@ class WorkerFailedError(WorkerError):
         super().__init__(message, hint=hint)
         self.kind = kind
         self.fatal = fatal
+
+
+class RefusedRowError(WorkerError):
+    """The model cannot take some row: the next generation looks at each before it learns it."""
+
+
+class ReplicasDifferError(WorkerError):
+    """What the workers hold is not one model any more: only a manifest is to be trusted."""

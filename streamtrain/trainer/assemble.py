@@ -13,13 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from streamtrain.clock import Clock
-from streamtrain.trainer.decode import BAD, WAITING, Decoded, Decoder
-from streamtrain.trainer.memory import DELETED, SKIPPED, Fresh, PartitionMemory
+from streamtrain.trainer.decode import BAD, INVALID_BSON, WAITING, Decoded, Decoder
+from streamtrain.trainer.memory import DELETED, FILTERED, FORGOTTEN, SKIPPED, Fresh, PartitionMemory
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column, RoundRows, Rows
-from streamtrain.types import Learned, Operation, Round, RoundCounts
+from streamtrain.trainer.selection import TO_DECODE, Selection
+from streamtrain.types import Learned, Round, RoundCounts
 
-_DELETE = ord(Operation.DELETE)
 _T = TypeVar("_T", bound=np.generic)
 
 
@@ -39,8 +39,10 @@ class _Piece:
     columns: Mapping[str, Column]
     labels: Mapping[str, Column]
     scored: npt.NDArray[np.bool_]
+    weights: npt.NDArray[np.float64]
     wall_time_ms: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
+    held: npt.NDArray[np.bool_]
 
 
 @dataclass(slots=True)
@@ -56,39 +58,49 @@ class Intake:
     decoder: Decoder
     memories: Mapping[int, PartitionMemory]
     clock: Clock
+    selection: Selection = field(default_factory=Selection)
     timings: Timings = field(default_factory=Timings)
     counts: Counter[str] = field(default_factory=Counter)
 
     def take(self, chunk: Sequence[Records]) -> tuple[list[tuple[Records, Fresh, _Piece]], list[Refused]]:
         """What is fresh among the records, and what must become a dead letter."""
         started = self.clock.monotonic()
-        places = [_documents(records) for records in chunk]
+        known = [self.selection.outcomes(records) for records in chunk]
         documents: list[bytes] = []
-        for records, holds in zip(chunk, places, strict=True):
-            documents.extend(records.values if holds.all() else compress(records.values, holds.tolist()))
+        for records, outcomes in zip(chunk, known, strict=True):
+            wanted = outcomes == TO_DECODE
+            documents.extend(records.values if wanted.all() else compress(records.values, wanted.tolist()))
         decoded = self.decoder.decode(documents)
         decoded_at = self.clock.monotonic()
         self.timings.decode += decoded_at - started
         taken: list[tuple[Records, Fresh, _Piece]] = []
         refused: list[Refused] = []
         first = 0
-        for records, holds in zip(chunk, places, strict=True):
-            rows = first + np.cumsum(holds) - 1
-            outcomes = _outcomes(records, holds, decoded, rows)
-            fresh = self.memories[records.partition].apply(records, outcomes, decoded, rows)
-            taken.append((records, fresh, _piece(records, fresh, decoded, rows)))
-            self._count(outcomes, fresh)
+        for records, before in zip(chunk, known, strict=True):
+            wanted = before == TO_DECODE
+            rows = first + np.cumsum(wanted) - 1
+            outcomes = before.copy()
+            outcomes[wanted] = decoded.outcome[rows[wanted]]
+            held = self.selection.held(records)
+            fresh = self.memories[records.partition].apply(records, outcomes, decoded, rows, held)
+            piece = _piece(records, fresh, decoded, rows, held)
+            taken.append((records, fresh, piece))
+            self._count(outcomes, fresh, int(piece.held.sum()))
             refused += [
-                Refused(records, place, decoded.reasons[int(rows[place])])
+                Refused(records, place, decoded.reasons[int(rows[place])] if wanted[place] else INVALID_BSON)
                 for place in np.flatnonzero(outcomes == BAD).tolist()
             ]
-            first += int(holds.sum())
+            first += int(wanted.sum())
         self.timings.memory += self.clock.monotonic() - decoded_at
         return taken, refused
 
-    def _count(self, outcomes: npt.NDArray[np.uint8], fresh: Fresh) -> None:
+    def _count(self, outcomes: npt.NDArray[np.uint8], fresh: Fresh, held: int) -> None:
         amounts = np.bincount(outcomes, minlength=int(SKIPPED) + 1)
-        self.counts["learned"] += len(fresh.records)
+        self.counts["learned"] += len(fresh.records) - held
+        self.counts["held_out"] += held
+        self.counts["unchanged"] += fresh.unchanged
+        self.counts["filtered"] += int(amounts[FILTERED])
+        self.counts["forgotten"] += int(amounts[FORGOTTEN])
         self.counts["waiting"] += int(amounts[WAITING])
         self.counts["dead_letters"] += int(amounts[BAD])
         self.counts["deletes"] += int(amounts[DELETED])
@@ -100,12 +112,19 @@ class RoundBuilder:
     """One round of the owned partitions: `begin` with its records in chunks, `finish` with its rows."""
 
     def __init__(
-        self, *, round_: Round, decoder: Decoder, memories: Mapping[int, PartitionMemory], clock: Clock
+        self,
+        *,
+        round_: Round,
+        decoder: Decoder,
+        memories: Mapping[int, PartitionMemory],
+        clock: Clock,
+        selection: Selection | None = None,
     ) -> None:
         self._round = round_
         self._memories = memories
         self._clock = clock
-        self._intake = Intake(decoder=decoder, memories=memories, clock=clock)
+        self._selection = Selection() if selection is None else selection
+        self._intake = Intake(decoder=decoder, memories=memories, clock=clock, selection=self._selection)
         self._pieces: dict[int, list[_Piece]] = {number: [] for number in memories}
         self._reasons: Counter[str] = Counter()
         self._evict()
@@ -125,7 +144,7 @@ class RoundBuilder:
         rows = tuple(self._rows(number) for number in sorted(self._memories))
         timings, counts = self._intake.timings, self._intake.counts
         timings.memory += self._clock.monotonic() - started
-        replayed = sum(map(len, rows)) - counts["learned"]
+        replayed = sum(map(len, rows)) - counts["learned"] - counts["held_out"]
         return RoundRows(
             round=self._round,
             rows=rows,
@@ -147,17 +166,18 @@ class RoundBuilder:
         pieces = list(self._pieces[number])
         n = sum(len(piece.scored) for piece in pieces)
         if len(replayed) or not pieces:
-            columns, labels = memory.take(replayed)
-            nothing = np.zeros(len(replayed), np.int64)
-            pieces.append(_Piece(columns, labels, nothing.astype(np.bool_), nothing, memory.offsets(replayed)))
+            pieces.append(_replayed(memory, replayed))
         order = spread(n, len(replayed)) if n and len(replayed) else slice(None)
+        labels = {name: _joined([p.labels[name] for p in pieces])[order] for name in pieces[0].labels}
+        held = _joined([p.held for p in pieces])[order]
         return Rows(
             partition=number,
             columns={name: _joined([p.columns[name] for p in pieces])[order] for name in pieces[0].columns},
-            labels={name: _joined([p.labels[name] for p in pieces])[order] for name in pieces[0].labels},
-            weights=np.ones(n + len(replayed)),
-            scored=_joined([p.scored for p in pieces])[order] & round_.scored,
-            wall_time_ms=_joined([p.wall_time_ms for p in pieces])[order] * round_.scored,
+            labels=labels,
+            weights=self._selection.weights(labels, _joined([p.weights for p in pieces])[order]),
+            scored=_joined([p.scored for p in pieces])[order] & round_.scored & ~held,
+            wall_time_ms=_joined([p.wall_time_ms for p in pieces])[order] * (round_.scored & ~held),
+            held=held if held.any() else None,
             offsets=_joined([p.offsets for p in pieces])[order],
             replayed=(np.arange(n + len(replayed)) >= n)[order],
         )
@@ -173,26 +193,13 @@ def _joined(arrays: Sequence[npt.NDArray[_T]]) -> npt.NDArray[_T]:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
 
 
-def _documents(records: Records) -> npt.NDArray[np.bool_]:
-    """Which of the records bring a document."""
-    sizes = np.fromiter(map(len, records.values), np.int64, len(records))
-    operations = np.frombuffer(records.operations, np.uint8)
-    holds: npt.NDArray[np.bool_] = (sizes > 0) & (operations != _DELETE)
-    return holds
-
-
-def _outcomes(
-    records: Records, holds: npt.NDArray[np.bool_], decoded: Decoded, rows: npt.NDArray[np.int64]
-) -> npt.NDArray[np.uint8]:
-    if holds.all():
-        return decoded.outcome[rows]
-    operations = np.frombuffer(records.operations, np.uint8)
-    outcomes = np.where(operations == _DELETE, DELETED, SKIPPED)
-    outcomes[holds] = decoded.outcome[rows[holds]]
-    return outcomes
-
-
-def _piece(records: Records, fresh: Fresh, decoded: Decoded, rows: npt.NDArray[np.int64]) -> _Piece:
+def _piece(
+    records: Records,
+    fresh: Fresh,
+    decoded: Decoded,
+    rows: npt.NDArray[np.int64],
+    held: npt.NDArray[np.bool_] | None,
+) -> _Piece:
     chosen = rows[fresh.records]
     where: slice | npt.NDArray[np.int64] = chosen
     if len(chosen) and int(chosen[-1]) - int(chosen[0]) + 1 == len(chosen):
@@ -202,7 +209,24 @@ def _piece(records: Records, fresh: Fresh, decoded: Decoded, rows: npt.NDArray[n
         columns={name: column[where] for name, column in decoded.columns.items()},
         labels={name: column[where] for name, column in decoded.labels.items()},
         scored=fresh.scored,
+        weights=np.ones(len(chosen)) if decoded.weights is None else decoded.weights[where],
         # Servers before 6.0 tell no wall time: the second of the cluster time is nearest to it.
         wall_time_ms=np.where(wall > 0, wall, (cluster >> 32) * 1000),
         offsets=records.offsets[fresh.records],
+        held=np.zeros(len(chosen), np.bool_) if held is None else held[fresh.records],
+    )
+
+
+def _replayed(memory: PartitionMemory, places: npt.NDArray[np.int64]) -> _Piece:
+    columns, labels = memory.take(places)
+    weights = memory.weights(places)
+    nothing = np.zeros(len(places), np.int64)
+    return _Piece(
+        columns=columns,
+        labels=labels,
+        scored=nothing.astype(np.bool_),
+        weights=np.ones(len(places)) if weights is None else weights,
+        wall_time_ms=nothing,
+        offsets=memory.offsets(places),
+        held=nothing.astype(np.bool_),
     )

@@ -34,6 +34,7 @@ from streamtrain.trainer.vectors import read_binaries, read_lists
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
 INVALID_BSON = "invalid-bson"
+LARGEST_WEIGHT = 1e9
 LARGEST_TARGET = 1e15  # of a regression's label: the squares of a batch's errors must add up to a float32
 _BATCH = 4096  # documents located at once: what they take stays in the processor's cache
 
@@ -59,16 +60,20 @@ class Decoded:
 
 
 class Decoder:
-    """Decodes by one schema. Raises ConfigError when the schema asks for what cannot be decoded."""
+    """Decodes by one schema. weight: the field in which documents say what they weigh, missing_weight: what those
+    weigh that do not. Raises ConfigError when the schema asks for what cannot be decoded."""
 
-    def __init__(self, schema: Schema) -> None:
+    def __init__(self, schema: Schema, *, weight: str | None = None, missing_weight: float = 1.0) -> None:
         for feature in schema.features:
             _check_feature(feature)
         for label in schema.labels:
             _check_label(label)
         self._features = schema.features
         self._labels = schema.labels
+        self._weight = weight
+        self._missing_weight = missing_weight
         fields = [feature.field for feature in schema.features] + [label.field for label in schema.labels]
+        fields += [] if weight is None else [weight]
         self._paths = {path: index for index, path in enumerate(dict.fromkeys(fields))}
         self._locator = Locator(tuple(self._paths))
         self._missing = {
@@ -101,6 +106,9 @@ class Decoder:
             labels={la.field: np.concatenate([b.labels[la.field] for b in batches]) for la in self._labels},
             outcome=np.concatenate([b.outcome for b in batches]),
             reasons=reasons,
+            weights=None
+            if self._weight is None
+            else np.concatenate([b.weights for b in batches if b.weights is not None]),
         )
 
     def _decode(self, documents: Sequence[bytes]) -> Decoded:
@@ -119,6 +127,10 @@ class Decoder:
             labels[label.field], state = _label(label, values, kinds, at)
             states.append((label.field, state))
             waiting |= state == MISSING
+        weights = None
+        if self._weight is not None:
+            weights, state = self._weights(values, *self._place(located, self._weight))
+            states.append((self._weight, state))
         outcome = np.full(len(documents), LABELLED, np.uint8)
         reasons: dict[int, str] = {}
         for field, state in states:
@@ -133,7 +145,15 @@ class Decoder:
                 reasons[row] = INVALID_BSON
         if reasons:
             outcome[list(reasons)] = BAD
-        return Decoded(columns, labels, outcome, reasons)
+        return Decoded(columns, labels, outcome, reasons, weights)
+
+    def _weights(self, values: Values, kinds: States, at: Positions) -> tuple[npt.NDArray[np.float64], States]:
+        column, states = read_scalars(values, kinds, at, DType.FLOAT64)
+        weights = column.astype(np.float64)
+        absent = states == MISSING
+        weights[absent], states[absent] = self._missing_weight, OK
+        states[(states == OK) & ((weights < 0) | (weights > LARGEST_WEIGHT))] = RANGE
+        return weights, states
 
     def _place(self, located: Located, field: str) -> tuple[States, Positions]:
         path = self._paths[field]
