@@ -75,14 +75,25 @@ class Stack:
     first_step: int
     packs: tuple[Column, ...]
     labels: Column
-    weights: Column
-    scored: Column
+    weights: npt.NDArray[np.floating]
+    scored: npt.NDArray[np.floating]
     rows: npt.NDArray[np.int64]
     real: npt.NDArray[np.bool_]
 
     @property
     def steps(self) -> int:
         return int(self.weights.shape[0])
+
+    def arrays(self, begin: int, end: int | None = None) -> tuple[tuple[Column, ...], Column, Column, Column]:
+        """(packs, labels, weights, scored) of some of the steps."""
+        part = slice(begin, end)
+        return tuple(pack[part] for pack in self.packs), self.labels[part], self.weights[part], self.scored[part]
+
+    def rows_of(self, step: int, places: Sequence[int]) -> tuple[tuple[Column, ...], Column, Column, Column]:
+        """`arrays` without the axis of steps, of what stands at these places of a step."""
+        chosen = list(places)
+        packs = tuple(pack[step][chosen] for pack in self.packs)
+        return packs, self.labels[step][chosen], self.weights[step][chosen], self.scored[step][chosen]
 
     def take_out(self, rows: npt.NDArray[np.int64]) -> None:
         """Makes padding of these rows: no trace of what they hold stays."""
@@ -96,7 +107,9 @@ class Stack:
         good = (self.weights > 0) & ~gone
         anywhere = np.argwhere(good)
         for step in np.flatnonzero(gone.any(axis=1)).tolist():
-            place = (step, int(good[step].argmax())) if good[step].any() else tuple(anywhere[0]) if len(anywhere) else ()
+            place = (
+                (step, int(good[step].argmax())) if good[step].any() else tuple(anywhere[0]) if len(anywhere) else ()
+            )
             for values in (*self.packs, self.labels):
                 values[step][gone[step]] = values[place] if place else _nothing(values.dtype)
 
@@ -151,7 +164,7 @@ def stacks(
     order = np.argsort(step, kind="stable")[int((step == NO_STEP).sum()) :]
     step = step[order]
     starts = np.searchsorted(step, np.arange(total_steps + 1))
-    joined = _join(layout, rows, order)
+    joined = join(layout, rows, order)
     for first in range(0, total_steps, STEPS_PER_CALL):
         last = min(first + STEPS_PER_CALL, total_steps)
         low, high = int(starts[first]), int(starts[last])
@@ -175,15 +188,17 @@ def stacks(
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
+class Joined:
+    """Rows as they stand in a step: packs [n, pack width] each, labels [n, labels], weights [n], scored [n]."""
+
     packs: tuple[Column, ...]
     labels: Column
-    weights: Column
-    scored: Column
+    weights: npt.NDArray[np.floating]
+    scored: npt.NDArray[np.floating]
 
 
-def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) -> _Joined:
-    """All rows of this rank in step order, each pack as [n, width]."""
+def join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) -> Joined:
+    """Of all rows of this rank those that `order` names, in that order."""
     present = [part for part in rows if len(part)]
     count = len(order)
     packs = []
@@ -199,7 +214,7 @@ def _join(layout: Layout, rows: Sequence[Rows], order: npt.NDArray[np.int64]) ->
     labels = np.empty((count, len(layout.labels)), layout.real)
     for index, name in enumerate(layout.labels if present else ()):
         labels[:, index] = _column([part.labels[name] for part in present], count, order)
-    return _Joined(
+    return Joined(
         packs=tuple(packs),
         labels=labels,
         weights=_column([part.weights for part in present], count, order).astype(layout.real),

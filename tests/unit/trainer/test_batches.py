@@ -16,6 +16,7 @@ from streamtrain.trainer.batches import (
     step_of_rows,
     steps_of,
 )
+from streamtrain.trainer.round_index import RoundIndex
 from streamtrain.trainer.rows import Rows
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
@@ -160,7 +161,8 @@ def test_a_rank_without_a_row_in_a_step_pads_it_with_a_row_of_its_own() -> None:
 
 
 def test_freshness_samples_are_this_ranks_fresh_rows() -> None:
-    samples = np.concatenate([stack.fresh_wall_ms for stack in stacked([20, 30], 4, 1, 2)])
+    index = RoundIndex.of([rows_of(1, 30)])
+    samples = np.concatenate([index.wall_times_ms(stack) for stack in stacked([20, 30], 4, 1, 2)])
     assert samples.tolist() == [1_000_001] * 15
 
 

@@ -200,23 +200,12 @@ def test_a_regularizer_counts_once_per_step_and_is_not_divided_by_the_batch(stra
     np.testing.assert_allclose(case.weights()[0], 1 - 0.1 * 2 * 0.01, rtol=1e-6)  # keras' l2 is 0.01
 
 
-def test_a_loss_that_is_no_number_ends_training_with_advice(strategy: Any) -> None:
-    case = linear_case(strategy)
+def test_weights_that_have_diverged_end_training_with_advice(strategy: Any) -> None:
+    case = linear_case(strategy, optimizer={"class_name": "sgd", "learning_rate": 1e3})
     with pytest.raises(TrainingError, match="training diverged") as raised:
-        case.learn({"x": [[1e30, 0.0]]}, [1e30])
+        case.learn({"x": [[1.0, 0.5]] * 400}, [1.0] * 400)
     assert "learning rate" in raised.value.hint
-
-
-def test_a_value_that_the_model_cannot_take_is_named(strategy: Any) -> None:
-    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
-        import keras
-
-        return keras.Sequential([keras.Input((), dtype="int32"), keras.layers.Embedding(10, 4), keras.layers.Dense(1)])
-
-    case = LoopCase(strategy, builder=build, features=[{"field": "n", "dtype": "int32"}])
-    case.learn({"n": np.array([3, 9], np.int32)}, [1.0, 1.0])
-    with pytest.raises(TrainingError, match=r"round 1: indices\[\d+\] = 10 is not in \[0, 10\)"):
-        case.learn({"n": np.array([3, 10], np.int32)}, [1.0, 1.0])
+    assert not case.refusals  # the rows are not to blame
 
 
 @pytest.mark.slow
@@ -241,7 +230,7 @@ def test_keras_still_reduces_gradients_through_the_hook_that_the_loop_takes_over
     import keras
     import tensorflow as tf
 
-    from streamtrain.trainer.loop import take_over_reduction
+    from streamtrain.trainer.step import take_over_reduction
 
     with strategy.scope():
         variable = keras.Variable([1.0])
@@ -257,7 +246,7 @@ def test_keras_still_reduces_gradients_through_the_hook_that_the_loop_takes_over
 
 
 def test_an_optimizer_without_the_hook_is_refused(strategy: Any) -> None:
-    from streamtrain.trainer.loop import take_over_reduction
+    from streamtrain.trainer.step import take_over_reduction
 
     with pytest.raises(ModelError, match="summed twice"):
         take_over_reduction(object())

@@ -1,0 +1,149 @@
+"""Finds the rows for which a step cannot be taken, and takes them out of its stack. What a rank finds among its own
+rows is agreed on by one sum over all ranks: whether it is the rows, or the weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from streamtrain.errors import TrainingError
+from streamtrain.trainer.batches import Stack
+from streamtrain.trainer.refusals import REFUSED, Refusal, find, reason_of
+from streamtrain.trainer.round_index import RoundIndex
+from streamtrain.trainer.step import Arrays, Share, Step
+
+_REFERENCES = 4  # rows of the last good step that a rank remembers
+_LARGE = 2.0**-20  # of the largest float: as many rows as a step can have add up to no more than that
+_HOPELESS_ROWS = 16
+
+
+class Search:
+    def __init__(self, *, step: Step, labels: Sequence[str], summed: bool, on_progress: Callable[[], None]) -> None:
+        """labels: fields, in the schema's order. summed: whether gradients are added up, not averaged."""
+        self._step = step
+        self._labels = tuple(labels)
+        self._on_progress = on_progress
+        self._largest = step.largest
+        self._largest_norm = math.sqrt(step.largest) * (_LARGE if summed else 1.0)
+        self._references: list[Arrays] = []
+        self._accepted = 0
+        self._refused = 0
+        self._round = 0
+        self._index = RoundIndex.of(())
+        self._refusals: list[Refusal] = []
+
+    def begin(self, round_number: int, index: RoundIndex, refusals: list[Refusal]) -> None:
+        """A round's rows; what is found among them is added to `refusals`."""
+        self._round, self._index, self._refusals = round_number, index, refusals
+
+    def learned(self, stack: Stack, step: int) -> None:
+        """Remembers rows of a step that was good: if they are so no more, it is the weights that have changed."""
+        places = np.flatnonzero(stack.weights[step] > 0)[:_REFERENCES].tolist()
+        if places:
+            self._references = [stack.rows_of(step, [place]) for place in places]
+
+    # ------------------------------------------------------------------ numbers that are not finite
+
+    def take_out(self, stack: Stack, step: int) -> None:
+        """After a step that was not finite, on all ranks together. Raises TrainingError when no rows are to blame.
+
+        First the rows that by themselves are not finite are looked for. Where there are none, so many add up to what
+        is not finite: then those from which as many as a step can have would.
+        """
+        places = np.flatnonzero(stack.weights[step] > 0).tolist()
+
+        def not_finite(some: Sequence[int]) -> bool:
+            return self._not_finite(self._share(stack.rows_of(step, some)))
+
+        def too_large(place: int) -> bool:
+            return self._too_large(self._share(stack.rows_of(step, [place])))
+
+        found = find(places, not_finite)
+        if not self._agreed(stack, step, places, found, self._not_finite):
+            found = [place for place in places if too_large(place)]
+            if not self._agreed(stack, step, places, found, self._too_large):
+                raise self._diverged()
+        self._leave_out(stack, step, {place: self._reason(stack.rows_of(step, [place])) for place in found})
+
+    def _agreed(
+        self, stack: Stack, step: int, places: Sequence[int], found: Sequence[int], bad: Callable[[Share], bool]
+    ) -> bool:
+        """Whether any rank has found any row. Raises TrainingError where rows that were good before are bad too."""
+        known = {place for place in places if self._index.replayed[stack.rows[step, place]]}
+        references = [bad(self._share(reference)) for reference in self._references]
+        packs, labels, weights, scored = self._step.nothing(1)
+        made_up = bad(self._share((packs, labels, weights + 1, scored)))
+        own = [
+            len(places),
+            len(found),
+            len(known) + len(references),
+            len(known & set(found)) + sum(references),
+            made_up,
+        ]
+        rows, guilty, good, good_no_more, model_fails = self._step.sum(np.array(own, np.int64)).tolist()
+        if guilty and (2 * good_no_more > good if good else guilty == rows and model_fails):
+            raise self._diverged()
+        return bool(guilty)
+
+    def _diverged(self) -> TrainingError:
+        return TrainingError(
+            f"training diverged: the loss or the gradient of round {self._round} is not a finite number, and no rows "
+            "of it are to blame",
+            hint="lower the learning rate or clip gradients (optimizer: {clipnorm: 1.0}), and check the features "
+            "for extreme values; then retrain from the last good manifest",
+        )
+
+    def _share(self, rows: Arrays, *, score_all: bool = False) -> Share:
+        self._on_progress()
+        return self._step.share(rows, score_all=score_all)
+
+    def _not_finite(self, share: Share) -> bool:
+        return not share.finite
+
+    def _too_large(self, share: Share) -> bool:
+        fits = share.norm <= self._largest_norm and share.rest <= self._largest * _LARGE
+        return not (share.finite and fits)
+
+    def _reason(self, row: Arrays) -> str:
+        share = self._share(row, score_all=True)
+        limit = self._largest * _LARGE
+        losses = {label: not loss <= limit for label, loss in zip(self._labels, share.losses, strict=True)}
+        return reason_of(losses, gradient=not share.norm <= self._largest_norm)
+
+    # ------------------------------------------------------------------ rows that the model refuses
+
+    def inspect(self, stack: Stack) -> None:
+        """Takes out the rows that an operation of the model refuses; on this rank alone. Raises TrainingError when
+        it takes none at all."""
+        for step in range(stack.steps):
+            places = np.flatnonzero(stack.weights[step] > 0).tolist()
+
+            def refused(some: Sequence[int], step: int = step) -> bool:
+                try:
+                    self._share(stack.rows_of(step, some))
+                except tf.errors.InvalidArgumentError:
+                    return True
+                return False
+
+            found = find(places, refused)
+            self.judge(accepted=len(places) - len(found), refused=len(found))
+            if found:
+                self._leave_out(stack, step, dict.fromkeys(found, REFUSED))
+
+    def judge(self, *, accepted: int, refused: int) -> None:
+        """Raises TrainingError once it is the model, not the rows."""
+        self._accepted += accepted
+        self._refused += refused
+        if not self._accepted and self._refused >= _HOPELESS_ROWS:
+            raise TrainingError(
+                f"the model refuses each of the first {self._refused} rows that it was given",
+                hint="does an embedding or a table of the model take the values that the features have?",
+            )
+
+    def _leave_out(self, stack: Stack, step: int, found: dict[int, str]) -> None:
+        rows = {int(stack.rows[step, place]): reason for place, reason in found.items()}
+        self._refusals += [self._index.refusal(row, reason) for row, reason in rows.items()]
+        stack.take_out(np.array(list(rows), np.int64))
