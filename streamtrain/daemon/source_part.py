@@ -43,6 +43,8 @@ class SourcePart:
     def status(self, *, crash: str | None) -> SourceStatus:
         """crash: why it has ended, where it does not say so itself."""
         status = self.source.status()
+        if self._topic.done():
+            crash = crash or self._topic.result().crash
         ended = status.state in (SourceState.LOST, SourceState.INVALIDATED, SourceState.FAILED)
         return replace(status, state=SourceState.FAILED, reason=crash) if crash and not ended else status
 
@@ -59,6 +61,14 @@ class Topic:
         self.offsets = offsets
         self._refreshing = asyncio.create_task(offsets.run())
         self._refreshing.add_done_callback(_show_crash)
+
+    @property
+    def crash(self) -> str | None:
+        """Why its offsets are no longer refreshed, where that was not on purpose: what Kafka removes is not seen."""
+        task = self._refreshing
+        if not task.done() or task.cancelled() or (error := task.exception()) is None:
+            return None
+        return f"internal error: {type(error).__name__} while looking where the topic begins and ends"
 
     async def close(self) -> None:
         self._refreshing.cancel()

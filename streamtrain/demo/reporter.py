@@ -10,7 +10,7 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
-from streamtrain.demo.screen import render, seconds
+from streamtrain.demo.screen import MEAN, MODEL, SHIFT, render, seconds
 from streamtrain.demo.view import LiveView
 
 _LINE_EVERY_S = 2.0
@@ -94,5 +94,5 @@ def line(view: LiveView) -> str:
     if job.freshness_p50_s is not None:
         parts.append(f"fresh p50 {seconds(job.freshness_p50_s)} p99 {seconds(job.freshness_p99_s)}")
     if errors.model is not None and errors.shift is not None and errors.mean is not None:
-        parts.append(f"MAE {errors.model:.2f} (shift {errors.shift:.2f}, mean {errors.mean:.2f})")
+        parts.append(f"MAE: {MODEL} {errors.model:.2f}, {SHIFT} {errors.shift:.2f}, {MEAN} {errors.mean:.2f}")
     return "  ".join(parts)

@@ -24,6 +24,7 @@ from starlette.routing import Route
 
 from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
 from streamtrain.masking import Mask
+from streamtrain.observe.connection import Connection
 
 MAX_BODY_BYTES = 64 * 1024
 BODY_TIMEOUT_S = 5.0
@@ -72,6 +73,7 @@ class Admin:
                 server_header=False,
                 timeout_graceful_shutdown=int(STOP_TIMEOUT_S),
                 limit_concurrency=MAX_CONNECTIONS,
+                http=Connection,
             )
         )
 

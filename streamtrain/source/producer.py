@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from aiokafka import AIOKafkaProducer
+from aiokafka.structs import RecordMetadata, TopicPartition
 
 from streamtrain import config
 from streamtrain.kafka import topics
@@ -32,6 +34,24 @@ async def start_producer(kafka: config.Kafka, source: str) -> AIOKafkaProducer:
         await stop_producer(producer)
         raise
     return producer
+
+
+async def queue_batch(
+    producer: AIOKafkaProducer, batch: Any, topic: str, partition: int
+) -> asyncio.Future[RecordMetadata]:
+    """Answers once there is room for the batch: with where it will have been written. Nobody need wait for that."""
+    future: asyncio.Future[RecordMetadata] = await producer.send_batch(batch, topic, partition=partition)
+    future.add_done_callback(_retrieve)
+    # A batch that the sender gives up before it has taken it fails a second future, which nobody can wait for.
+    for queued in producer._message_accumulator._batches[TopicPartition(topic, partition)]:
+        queued._drain_waiter.add_done_callback(_retrieve)
+    return future
+
+
+def _retrieve(future: asyncio.Future[Any]) -> None:
+    """So that the failure of what nobody waits for any more is not reported as forgotten."""
+    if not future.cancelled():
+        future.exception()
 
 
 async def stop_producer(producer: AIOKafkaProducer) -> None:

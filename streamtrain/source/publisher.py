@@ -24,7 +24,7 @@ from streamtrain.source import position as positions
 from streamtrain.source.batches import Batches, Unfit, build
 from streamtrain.source.envelope import key_of
 from streamtrain.source.position_log import read_position, record_ends
-from streamtrain.source.producer import BATCH_BYTES, start_producer, stop_producer
+from streamtrain.source.producer import BATCH_BYTES, queue_batch, start_producer, stop_producer
 from streamtrain.source.source_topic import (
     SourceTopics,
     check_positions,
@@ -267,8 +267,7 @@ class Publisher:
         waiting: list[tuple[Any, int | None, asyncio.Future[Any]]] = []
 
         async def send(batch: Any, topic: str, partition: int, *, record: bool = False) -> None:
-            future = await producer.send_batch(batch, topic, partition=partition)
-            future.add_done_callback(_retrieve)
+            future = await queue_batch(producer, batch, topic, partition)
             waiting.append((batch, partition if record else None, future))
 
         saved = producer.create_batch()
@@ -325,12 +324,6 @@ class Publisher:
         producer, self._producer = self._producer, None
         if producer is not None:
             await stop_producer(producer)
-
-
-def _retrieve(future: asyncio.Future[Any]) -> None:
-    """So that the failure of a batch that nobody waits for any more is not reported as forgotten."""
-    if not future.cancelled():
-        future.exception()
 
 
 def _dead_letters(unfit: Sequence[Unfit], create: Callable[[], Any]) -> list[Any]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Callable
 
 import bson
@@ -106,6 +107,19 @@ async def test_a_predecessor_is_fenced_and_steps_down(each_kafka_config):
         assert (await start(new)).token == token(2)
         await new.publish([event(3)], position(3))
     await check_content(each_kafka_config, [event(1), event(2), event(3)])
+
+
+async def test_a_fenced_publisher_leaves_no_failure_that_asyncio_reports_as_forgotten(each_kafka_config):
+    forgotten = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: forgotten.append(context))
+    async with publishing(each_kafka_config) as old, publishing(each_kafka_config) as new:
+        await start(old)
+        await old.publish([event(1)], position(1))
+        await start(new)
+        with pytest.raises(KafkaError):
+            await old.publish([event(2, version=1)], position(2))
+    gc.collect()
+    assert forgotten == []
 
 
 async def test_a_publisher_without_the_lease_waits(each_kafka_config):

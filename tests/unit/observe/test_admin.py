@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import httpx
@@ -14,7 +14,8 @@ import pytest
 from streamtrain import metrics
 from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
 from streamtrain.masking import Mask
-from streamtrain.observe.admin import MAX_BODY_BYTES, Admin, RetrainFrom, bind
+from streamtrain.observe import connection
+from streamtrain.observe.admin import MAX_BODY_BYTES, MAX_CONNECTIONS, Admin, RetrainFrom, bind
 
 TOKEN = "s3cret-token"
 SECRET = "hunter2"
@@ -186,6 +187,36 @@ async def test_an_internal_error_does_not_show_its_text() -> None:
         assert answer.status_code == 500
         assert TOKEN not in answer.text
         assert json.loads(answer.text)["detail"].startswith("RuntimeError")
+
+
+async def test_clients_that_never_finish_a_request_keep_nobody_out_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.5)
+    async with serving(FakeSubject()) as client:
+        await client.get("/livez")  # it listens
+        host, port = client.base_url.host, client.base_url.port
+        slow = [await asyncio.open_connection(host, port) for _ in range(MAX_CONNECTIONS)]
+        for _, writer in slow:
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: ")
+            await writer.drain()
+        async with asyncio.timeout(20):
+            while (await client.get("/livez")).status_code != 200:
+                await asyncio.sleep(0.05)
+            for reader, writer in slow:
+                with suppress(ConnectionError):
+                    assert await reader.read() == b""
+                writer.close()
+
+
+async def test_a_client_that_goes_on_asking_keeps_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "PATIENCE_S", 0.3)
+    async with serving(FakeSubject()) as client:
+        await client.get("/livez")
+        reader, writer = await asyncio.open_connection(client.base_url.host, client.base_url.port)
+        for _ in range(10):
+            writer.write(b"GET /livez HTTP/1.1\r\nHost: here\r\n\r\n")
+            assert (await reader.readuntil(b"alive\n")).startswith(b"HTTP/1.1 200")
+            await asyncio.sleep(0.1)
+        writer.close()
 
 
 def test_a_taken_port_is_an_error_that_says_so() -> None:
