@@ -199,7 +199,7 @@ async def test_clients_that_never_finish_a_request_keep_nobody_out_for_long(monk
             writer.write(b"GET /livez HTTP/1.1\r\nHost: ")
             await writer.drain()
         async with asyncio.timeout(20):
-            while (await client.get("/livez")).status_code != 200:
+            while (await client.get("/livez")).status_code != 200:  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
             for reader, writer in slow:
                 with suppress(ConnectionError):
