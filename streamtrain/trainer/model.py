@@ -24,7 +24,7 @@ Builder = Callable[[Schema, dict[str, Any]], keras.Model]
 
 DEFAULT_LEARNING_RATE = 1e-3
 _CHECK_ROWS = 2
-_TF_DTYPES = {
+TF_DTYPES = {
     DType.FLOAT32: tf.float32,
     DType.FLOAT64: tf.float64,
     DType.INT32: tf.int32,
@@ -317,7 +317,7 @@ def _is_probability(operation: Any) -> bool:
 
 def _made_up(feature: Feature) -> Tensor:
     shape = (_CHECK_ROWS,) if feature.width is None else (_CHECK_ROWS, feature.width)
-    dtype = _TF_DTYPES[feature.dtype]
+    dtype = TF_DTYPES[feature.dtype]
     return tf.fill(shape, "") if dtype == tf.string else tf.zeros(shape, dtype)
 
 
