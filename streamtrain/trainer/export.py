@@ -19,8 +19,8 @@ from streamtrain.trainer.decode import BAD, Decoder
 from streamtrain.trainer.made_up import made_up_columns
 from streamtrain.trainer.model import TF_DTYPES, JobModel
 from streamtrain.trainer.rows import Column
-from streamtrain.trainer.signature import NAME, Signature, signature_of
-from streamtrain.types import Feature, Label, Task
+from streamtrain.trainer.signature import NAME, Signature, Value, signature_of
+from streamtrain.types import Feature, Label
 
 Tensor = Any
 Answers = dict[str, npt.NDArray[Any]]
@@ -99,11 +99,11 @@ def _served(model: JobModel, signature: Signature) -> Callable[[Mapping[str, Ten
         answers: dict[str, Tensor] = {}
         for label in model.schema.labels:
             names, output = signature.outputs[label.field], tf.cast(outputs[label.field], model.real)
-            if label.task is Task.REGRESSION:
-                answers[names.value] = output
+            if isinstance(names, Value):
+                answers[names.name] = output
             else:
-                probabilities = _probabilities(output, logits=model.logits[label.field])
-                answers[names.label] = tf.argmax(probabilities, axis=1, output_type=tf.int64)
+                probabilities = _probabilities(output, logits=model.losses.logits[label.field])
+                answers[names.name] = tf.argmax(probabilities, axis=1, output_type=tf.int64)
                 answers[names.probabilities] = probabilities
         return answers
 
@@ -184,9 +184,9 @@ def _compare(
         found = answers(columns)
         for label in model.schema.labels:
             names = signature.outputs[label.field]
-            for name in (names.value, names.probabilities):
-                if name is not None and not _close(found[name], expected[name]):
-                    raise _differs(what, label, found[name], expected[name])
+            name = names.name if isinstance(names, Value) else names.probabilities
+            if not _close(found[name], expected[name]):
+                raise _differs(what, label, found[name], expected[name])
 
 
 def _taken(model: JobModel) -> Mapping[str, Column]:
@@ -216,11 +216,10 @@ def _expected(model: JobModel, signature: Signature, outputs: Mapping[str, Tenso
     answers: Answers = {}
     for label in model.schema.labels:
         names, output = signature.outputs[label.field], np.asarray(tf.cast(outputs[label.field], tf.float64))
-        if names.value is not None:
-            answers[names.value] = output
+        if isinstance(names, Value):
+            answers[names.name] = output
             continue
-        assert names.probabilities is not None
-        if model.logits[label.field]:
+        if model.losses.logits[label.field]:
             scores = output if output.ndim == 2 else np.stack([np.zeros_like(output), output], axis=1)
             powers = np.exp(scores - scores.max(axis=1, keepdims=True))
             output = powers / powers.sum(axis=1, keepdims=True)

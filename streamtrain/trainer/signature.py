@@ -14,21 +14,27 @@ _ILLEGAL = re.compile(r"[^0-9A-Za-z_]")  # TensorFlow would replace it as well, 
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """Names of what is said of a label. value: of a regression, [batch]. label, probabilities: of a classification,
-    the likeliest class, int64 [batch], and [batch, classes]."""
+class Value:
+    """The name of a regression's prediction, [batch]."""
 
-    value: str | None = None
-    label: str | None = None
-    probabilities: str | None = None
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Classes:
+    """The names of what is said of a classification. name: the likeliest class, int64 [batch]. probabilities: of each
+    class, [batch, classes], also where there are two."""
+
+    name: str
+    probabilities: str
 
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """inputs: the argument of each feature field. outputs: the answers of each label field."""
+    """inputs: the argument of each feature field. outputs: what is answered for each label field."""
 
     inputs: Mapping[str, str]
-    outputs: Mapping[str, Answer]
+    outputs: Mapping[str, Value | Classes]
 
 
 def signature_of(schema: Schema) -> Signature:
@@ -42,10 +48,8 @@ def signature_of(schema: Schema) -> Signature:
         for name in ([label.field] if label.task is Task.REGRESSION else [label.field, f"{label.field}_probabilities"])
     ]
     names = iter(_names(wanted))
-    outputs = {
-        label.field: Answer(value=next(names))
-        if label.task is Task.REGRESSION
-        else Answer(label=next(names), probabilities=next(names))
+    outputs: dict[str, Value | Classes] = {
+        label.field: Value(next(names)) if label.task is Task.REGRESSION else Classes(next(names), next(names))
         for label in schema.labels
     }
     return Signature(
