@@ -77,7 +77,7 @@ class Step:
     def take(self, stack: Arrays) -> Taken:
         """Steps until the first that is not finite."""
         vector = self._steps(*_tensors(stack)).numpy()
-        done, applied, gradient, update, gradient_max, update_max = vector[:_HEAD_SIZE].tolist()
+        done, applied, update, gradient, update_max, gradient_max = vector[:_HEAD_SIZE].tolist()
         return Taken(
             steps=int(done),
             good=int(done) == len(stack[2]),
@@ -159,56 +159,47 @@ class Step:
         """[steps dealt with, steps applied, sums of the norms, largest norms, objective, score sums...], as float64."""
         count = tf.shape(weights)[0]
 
-        def step(k: Tensor, good: Tensor, total: Tensor, peak: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        def step(k: Tensor, total: Tensor, peak: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             batch = (tuple(pack[k] for pack in packs), labels[k], weights[k], scored[k])
             reduced, seeds = self._strategy.run(self._reduce, args=batch)
             weight = reduced[-1 - self._sums_size]
-            norm = self._norm(reduced, weight)
-            finite = tf.math.is_finite(norm) & tf.reduce_all(tf.math.is_finite(reduced[self._gradients_size :]))
+            gradient, rest = self._mean(reduced, weight)
+            norm = self._norm(gradient)
+            finite = tf.reduce_all(tf.math.is_finite(rest))
             if self._scaled:  # what overflows at its scale is dropped by the optimizer itself, which then lowers it
-                finite = tf.reduce_all(tf.math.is_finite(reduced[self._gradients_size :]))
                 norm = tf.where(tf.math.is_finite(norm), norm, 0.0)
+            else:
+                finite &= tf.math.is_finite(norm)
 
             def apply() -> Tensor:
-                return self._strategy.run(self._apply, args=(reduced,))
+                return tf.stack([tf.ones((), self._real), self._strategy.run(self._apply, args=(gradient, rest))])
 
             def leave() -> Tensor:
                 if self._seeds:
                     self._strategy.run(self._undo, args=(finite, seeds))
-                return tf.zeros((), self._real)
+                return tf.zeros(2, self._real)
 
-            applied = finite & (weight > 0)
-            moved = tf.cond(applied, apply, leave)
-            done = tf.cast(applied, tf.float64)
-            norms = tf.cast(tf.stack([norm, moved]), tf.float64) * done
-            norms = tf.where(applied, norms, tf.zeros_like(norms))
-            sums = tf.cast(reduced[-self._sums_size :], tf.float64)
-            sums = tf.where(finite, sums, tf.zeros_like(sums))
-            return (
-                k + tf.cast(finite, tf.int32),
-                finite,
-                total + tf.concat([done[None], norms, sums], axis=0),
-                tf.maximum(peak, norms),
-            )
+            done = tf.cond(finite & (weight > 0), apply, leave)
+            found = tf.concat([done, norm[None], rest[-self._sums_size :]], axis=0)
+            found = tf.cast(tf.where(finite, found, tf.zeros_like(found)), tf.float64)
+            after = k + tf.where(finite, 1, count + 1)  # past the end: the loop is over
+            return after, total + found, tf.maximum(peak, found[1:3])
 
-        first = (
-            tf.constant(0),
-            tf.constant(True),
-            tf.zeros(3 + self._sums_size, tf.float64),
-            tf.zeros(2, tf.float64),
-        )
-        k, _, total, peak = tf.while_loop(
-            lambda k, good, total, peak: good & (k < count), step, first, parallel_iterations=1
-        )
+        first = (tf.constant(0), tf.zeros(3 + self._sums_size, tf.float64), tf.zeros(2, tf.float64))
+        k, total, peak = tf.while_loop(lambda k, total, peak: k < count, step, first, parallel_iterations=1)
+        k = tf.where(k > count, k - count - 1, k)
         return tf.concat([tf.cast(k, tf.float64)[None], total[:3], peak, total[3:]], axis=0)
 
-    def _norm(self, reduced: Tensor, weight: Tensor) -> Tensor:
-        """Of the gradient that the optimizer is given. Not finite where its square is not: an optimizer that keeps
-        squares would never move that weight again."""
-        gradient = reduced[: self._gradients_size]
+    def _mean(self, reduced: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+        """The gradient that the optimizer is given, and what stands behind it in the vector."""
+        gradient, rest = reduced[: self._gradients_size], reduced[self._gradients_size :]
         if self._model.reduction == "mean":
-            gradient = gradient / tf.where(weight > 0, weight, tf.ones_like(weight))
-        norm = tf.sqrt(tf.reduce_sum(tf.square(gradient)))
+            gradient = tf.math.divide_no_nan(gradient, weight)
+        return gradient, rest
+
+    def _norm(self, gradient: Tensor) -> Tensor:
+        """Not finite where its square is not: an optimizer that keeps squares would never move that weight again."""
+        norm = tf.sqrt(2 * tf.nn.l2_loss(gradient))
         return norm / tf.cast(self._model.optimizer.dynamic_scale.value, self._real) if self._scaled else norm
 
     def _run_priming(self, packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor, scored: Tensor) -> Tensor:
@@ -241,10 +232,11 @@ class Step:
     def _run_own(self, packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor, scored: Tensor) -> Tensor:
         """[whether all is finite, the gradient's norm, the largest of the rest, score sums...]."""
         vector = self._strategy.run(self._share, args=(packs, labels, weights, scored))
+        gradient, rest = self._mean(vector, tf.reduce_sum(weights))
         head = [
             tf.cast(tf.reduce_all(tf.math.is_finite(vector)), self._real),
-            self._norm(vector, tf.reduce_sum(weights)),
-            tf.reduce_max(tf.abs(vector[self._gradients_size :])),
+            self._norm(gradient),
+            tf.reduce_max(tf.abs(rest)),
         ]
         return tf.cast(tf.concat([tf.stack(head), vector[-self.scores.size :]], axis=0), tf.float64)
 
@@ -317,34 +309,30 @@ class Step:
             vector = tf.where(weight > 0, vector, tf.zeros_like(vector))
         return vector
 
-    def _apply(self, reduced: Tensor) -> Tensor:
+    def _apply(self, gradient: Tensor, rest: Tensor) -> Tensor:
         """The optimizer's step, and the running statistics', from the reduced vector, on every rank alike; gives the
         norm of what the weights were moved by."""
         model = self._model
-        parts = tf.split(reduced, self._sections)
-        weight = parts[-2][0]
-        divisor = weight if model.reduction == "mean" else tf.ones_like(weight)
-        gradients = [
-            tf.cast(tf.reshape(part / divisor, variable.shape), variable.dtype)
-            for part, variable in zip(parts, self._trainable, strict=False)
-        ]
-        used = [variable for variable, used in zip(self._trainable, self._used, strict=True) if used]
+        used, gradients = [], []
+        sizes, others = self._sections[: len(self._trainable)], self._sections[len(self._trainable) :]
+        for part, variable, is_used in zip(tf.split(gradient, sizes), self._trainable, self._used, strict=True):
+            if is_used:
+                used.append(variable)
+                gradients.append(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
         before = [tf.identity(variable.value) for variable in used]
         with tf.control_dependencies(before):
-            model.optimizer.apply(
-                [gradient for gradient, used in zip(gradients, self._used, strict=True) if used], used
-            )
+            model.optimizer.apply(gradients, used)
         moved = [
-            tf.reduce_sum(tf.square(tf.cast(variable.value - value, self._real)))
+            tf.cast(tf.nn.l2_loss(variable.value - value), self._real)
             for variable, value in zip(used, before, strict=True)
         ]
-        offset = len(self._trainable)
-        for part, state in zip(parts[offset:], self._batch_norm_state, strict=False):
+        parts = tf.split(rest, others)
+        weight = parts[-2][0]
+        for part, state in zip(parts, self._batch_norm_state, strict=False):
             state.assign(tf.cast(tf.reshape(part / weight, state.shape), state.dtype))
-        offset += len(self._batch_norm_state)
-        for part, statistics in zip(parts[offset:], model.statistics, strict=False):
+        for part, statistics in zip(parts[len(self._batch_norm_state) :], model.statistics, strict=False):
             statistics.absorb(part, afresh=False)
-        return tf.sqrt(tf.add_n(moved))
+        return tf.sqrt(2 * tf.add_n(moved))
 
     def _flat(self, tensor: Any) -> Tensor:
         return tf.cast(tf.reshape(tf.convert_to_tensor(tensor), [-1]), self._real)  # IndexedSlices become dense
