@@ -94,6 +94,8 @@ class Checkpointer:
             schema_fingerprint=self._job.schema_().fingerprint(),
             model_fingerprint=model_fingerprint,
             retrain_until=progress.retrain_until,
+            holdout=progress.holdout,
+            expelled=progress.expelled,
         )
         await self._commit(manifest)
         self._last_at = self._clock.monotonic()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from streamtrain.errors import WorkerError
-from streamtrain.types import Learned, RoundCounts, RoundReport
+from streamtrain.types import FieldCounts, Learned, RoundCounts, RoundReport
 
 
 def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
@@ -27,8 +27,11 @@ def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
             raise WorkerError(f"rank {rank} reports partitions of another rank in round {report.round}")
         learned |= report.learned
     reasons: Counter[str] = Counter()
+    of_fields: dict[str, FieldCounts] = {}
     for report in reports:
         reasons.update(report.dead_letter_reasons)
+        for name, counts in report.fields.items():
+            of_fields[name] = of_fields.get(name, FieldCounts()) + counts
     stages = dict.fromkeys(stage for report in reports for stage in report.timings)
     return RoundReport(
         round=first.round,
@@ -41,4 +44,8 @@ def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
         timings={stage: max(report.timings.get(stage, 0.0) for report in reports) for stage in stages},
         memory_rows=sum(report.memory_rows for report in reports),
         memory_bytes=sum(report.memory_bytes for report in reports),
+        holdout=first.holdout,
+        norms=first.norms,
+        fields=of_fields,
+        expelled={partition: offsets for report in reports for partition, offsets in report.expelled.items()},
     )

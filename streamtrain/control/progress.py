@@ -9,6 +9,9 @@ from streamtrain import scores
 from streamtrain.errors import ContinuityError
 from streamtrain.types import Frontier, Learned, Manifest, PartitionFrontier, Round, RoundCounts, RoundReport, Scores
 
+MOST_EXPELLED = 1000
+"""Per partition. What is forgotten beyond is found again when it is replayed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Progress:
@@ -23,6 +26,8 @@ class Progress:
     counts: RoundCounts = field(default_factory=RoundCounts)
     scores: Mapping[str, Scores] = field(default_factory=dict)
     retrain_until: tuple[Learned, ...] | None = None
+    holdout: Mapping[str, Scores] = field(default_factory=dict)
+    expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
     def after(self, round: Round, report: RoundReport) -> Progress:
         """Raises ContinuityError when the report is not that of the round, or leaves a part of it out."""
@@ -51,11 +56,25 @@ class Progress:
             counts=self.counts + report.counts,
             scores=scores.merge_by_label(self.scores, report.scores),
             retrain_until=None if _reached(learned, self.retrain_until) else self.retrain_until,
+            holdout=scores.merge_by_label(self.holdout, report.holdout),
+            expelled=_expelled(self.expelled, report.expelled, round.window_begins),
         )
 
 
 def _reached(learned: Sequence[Learned], until: Sequence[Learned] | None) -> bool:
     return until is None or all(place.offset >= end.offset for place, end in zip(learned, until, strict=True))
+
+
+def _expelled(
+    known: Mapping[int, tuple[int, ...]], new: Mapping[int, tuple[int, ...]], begins: Sequence[int]
+) -> dict[int, tuple[int, ...]]:
+    """Of both, what still lies in the window; the newest where there is more than a manifest should hold."""
+    found = {}
+    for partition in sorted({*known, *new}):
+        offsets = sorted({*known.get(partition, ()), *new.get(partition, ())})
+        if kept := [offset for offset in offsets if offset >= begins[partition]][-MOST_EXPELLED:]:
+            found[partition] = tuple(kept)
+    return found
 
 
 def of_manifest(manifest: Manifest) -> Progress:
@@ -69,6 +88,8 @@ def of_manifest(manifest: Manifest) -> Progress:
         counts=manifest.counts,
         scores=manifest.scores,
         retrain_until=manifest.retrain_until,
+        holdout=manifest.holdout,
+        expelled=manifest.expelled,
     )
 
 
