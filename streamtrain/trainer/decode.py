@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from streamtrain import config
 from streamtrain.errors import ConfigError
 from streamtrain.trainer.columns import (
     FLOATS,
@@ -88,6 +89,18 @@ class Decoder:
             for feature in schema.features
             if feature.max_length is not None
         }
+
+    @classmethod
+    def of(cls, job: config.Job) -> Decoder:
+        """What the job asks for. Raises ConfigError."""
+        if job.weight is None:
+            return cls(job.schema_())
+        return cls(job.schema_(), weight=job.weight.field, missing_weight=job.weight.missing)
+
+    @property
+    def weighs(self) -> bool:
+        """Whether documents give themselves a weight."""
+        return self._weight is not None
 
     def decode(self, documents: Sequence[bytes]) -> Decoded:
         """Raises nothing for whatever the documents hold."""

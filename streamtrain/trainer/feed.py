@@ -14,7 +14,7 @@ import numpy as np
 
 from streamtrain import config
 from streamtrain.clock import Clock
-from streamtrain.errors import WorkerError
+from streamtrain.errors import ContinuityError, EnvelopeError, WorkerError
 from streamtrain.trainer.assemble import Intake, Refused, RoundBuilder
 from streamtrain.trainer.dead_letters import DeadLetters, Letter
 from streamtrain.trainer.decode import Decoder
@@ -23,11 +23,13 @@ from streamtrain.trainer.memory import PartitionMemory
 from streamtrain.trainer.reader import Reader
 from streamtrain.trainer.reread import Rereader
 from streamtrain.trainer.rows import RoundRows
+from streamtrain.trainer.selection import Selection
 from streamtrain.types import Learned, Round
 
 ROUNDS_AHEAD = 2
 AHEAD_BYTES = 256 * 1024 * 1024  # of rows that are not learned yet; a single round may be larger
 _STOP_WITHIN_S = 10.0
+_FORESEEN_WINDOWS = 2  # how far ahead deletes are looked for, in windows of records per partition
 
 T = TypeVar("T")
 
@@ -65,9 +67,17 @@ class Feed:
         self._origin = dead_letter_origin
         self._clock = clock
         self._on_progress = on_progress
-        self._decoder = Decoder(schema)
+        self._decoder = Decoder.of(job)
+        self._selection = Selection.of(job)
+        self._foreseen = _FORESEEN_WINDOWS * job.window.max_records
         self._memories = {
-            number: PartitionMemory(schema=schema, partition=number, half_life=job.window.half_life)
+            number: PartitionMemory(
+                schema=schema,
+                partition=number,
+                half_life=job.window.half_life,
+                keep_deleted=job.on_delete == "keep",
+                weighted=self._decoder.weighs,
+            )
             for number in self._partitions
         }
         self._loop = asyncio.new_event_loop()
@@ -155,11 +165,26 @@ class Feed:
                 await self._rereader.stop()
                 await self._dead_letters.stop()
 
+    async def _foresee(self) -> None:
+        """Looks ahead, once, for documents that end in what is to be read: they must leave no trace. A retrain is
+        told so all that its predecessor had forgotten; how far ahead is bounded for a job that is far behind."""
+        if not self._selection.foresees:
+            return
+        here = {number: place.offset for number, place in self._learned.items()}
+        await self._reader.locate(learned=self._learned, window_begins=here)
+        ends = {number: min(end, here[number] + self._foreseen) for number, end in (await self._reader.ends()).items()}
+        with contextlib.suppress(ContinuityError, EnvelopeError):  # the round that comes to it will say so
+            async for chunk in self._reader.read(ends):
+                for records in chunk:
+                    self._selection.foresee(records)
+                self._on_progress("foresee", sum(map(len, chunk)))
+
     async def _refill(self) -> None:
+        await self._foresee()
         begins = await self._reader.locate(learned=self._learned, window_begins=self._window_begins)
         for number, memory in self._memories.items():
             memory.evict(begins[number])
-        intake = Intake(decoder=self._decoder, memories=self._memories, clock=self._clock)
+        intake = Intake(decoder=self._decoder, memories=self._memories, clock=self._clock, selection=self._selection)
         async for chunk in self._reader.read({number: place.offset for number, place in self._learned.items()}):
             intake.take(chunk)  # what is bad in it has become a dead letter when it was learned
             self._on_progress("refill", sum(map(len, chunk)))
@@ -188,7 +213,13 @@ class Feed:
         self._check(round_)
         started = self._clock.monotonic()
         working = 0.0
-        builder = RoundBuilder(round_=round_, decoder=self._decoder, memories=self._memories, clock=self._clock)
+        builder = RoundBuilder(
+            round_=round_,
+            decoder=self._decoder,
+            memories=self._memories,
+            clock=self._clock,
+            selection=self._selection,
+        )
         ends = {number: round_.fresh[number].end for number in self._partitions}
         async for chunk in self._reader.read(ends):
             began = self._clock.monotonic()
