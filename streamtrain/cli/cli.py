@@ -26,6 +26,8 @@ app = typer.Typer(
 )
 sandbox = typer.Typer(help="Embedded MongoDB and Kafka for development.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(sandbox, name="sandbox")
+models = typer.Typer(help="What jobs have learned, and its export.", no_args_is_help=True, rich_markup_mode=None)
+app.add_typer(models, name="models")
 
 ConfigOption = Annotated[
     str | None,
@@ -43,6 +45,12 @@ SetOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+class ExportFormat(StrEnum):
+    SAVEDMODEL = "savedmodel"
+    KERAS = "keras"
+    BOTH = "both"
 
 
 class RetrainStart(StrEnum):
@@ -171,6 +179,56 @@ def show_config(
         _print_json(effective)
     else:
         print(settings_text.to_yaml(effective), end="")
+
+
+@models.command("list")
+def models_list(
+    job: Annotated[str | None, typer.Argument(help="Only of this job.")] = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show the manifests that are kept, newest first; the head of a job has a star."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain.cli import models_command
+
+    found = models_command.listed(loaded.settings, job)
+    if json:
+        _print_json(found)
+    else:
+        print(models_command.list_text(found))
+
+
+@models.command("export")
+def models_export(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    to: Annotated[str, typer.Option("--to", metavar="DIR", help="The model becomes DIR/JOB/NUMBER.")],
+    manifest: Annotated[str | None, typer.Option("--manifest", metavar="ID", help="Default: the job's head.")] = None,
+    format_: Annotated[ExportFormat, typer.Option("--format", help="What is written.")] = ExportFormat.BOTH,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Export what a job has learned, for TensorFlow Serving, as a new version that takes raw fields."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from pathlib import Path
+
+    from streamtrain.cli import models_command
+
+    found = models_command.export(
+        loaded.settings,
+        job,
+        to=Path(to),
+        manifest_id=manifest,
+        savedmodel=format_ is not ExportFormat.KERAS,
+        keras=format_ is not ExportFormat.SAVEDMODEL,
+    )
+    if json:
+        _print_json(found)
+    else:
+        print(models_command.export_text(found))
 
 
 @sandbox.command("up")

@@ -75,8 +75,20 @@ class ManifestStore:
         manifest = await self.head(job)
         while manifest is not None:
             kept.append(manifest)
-            manifest = None if manifest.parent is None else await self._read(manifest.parent)
+            manifest = None if manifest.parent is None else await self.read(manifest.parent)
         return kept
+
+    async def stored(self, job: str) -> Sequence[Manifest]:
+        """Every manifest of the job that is there, of any lineage, newest first."""
+        with _explained(f"reading the manifests of job {job}"):
+            found = self._manifests.find({"job": job}).sort([("created_ms", -1), ("sequence", -1)])
+            return [from_stored(document) async for document in found]
+
+    async def read(self, id: str) -> Manifest | None:
+        """None where there is none, or none any more."""
+        with _explained(f"reading the manifest {id}"):
+            document = await self._manifests.find_one({"_id": id})
+        return None if document is None else from_stored(document)
 
     async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
         """Removes every manifest but the newest `keep` that lead to the head, and every artifact of the job that
@@ -101,18 +113,13 @@ class ManifestStore:
     async def _head_of(self, job: str, document: Mapping[str, Any] | None) -> Manifest | None:
         if document is None or document.get("head") is None:
             return None
-        manifest = await self._read(document["head"])
+        manifest = await self.read(document["head"])
         if manifest is None:
             raise ArtifactError(
                 f"the head manifest {document['head']} of job {job} is missing",
                 hint="restore the collection manifests from a backup, or give the job another name to start anew",
             )
         return manifest
-
-    async def _read(self, id: str) -> Manifest | None:
-        with _explained(f"reading the manifest {id}"):
-            document = await self._manifests.find_one({"_id": id})
-        return None if document is None else from_stored(document)
 
     async def _swap(self, job: str, epoch: int, change: Mapping[str, Any]) -> Mapping[str, Any] | None:
         with _explained(f"changing job {job}"):
