@@ -32,6 +32,9 @@ from streamtrain.types import ArtifactRef, Learned, Manifest, Round, RoundReport
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _LENGTH_BYTES = 4
 
+LOST_PEER = frozenset({"UnavailableError", "AbortedError", "CancelledError"})
+"""Kinds of `Failed`: a collective was broken off, since another rank has gone, which says why itself."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ready:
@@ -51,7 +54,9 @@ class Form:
     tf_config: the TF_CONFIG value (JSON). job, kafka, artifacts: the config sections as documents
     (kafka holds credentials: never logged). learned: where each partition is read on from. manifest:
     what to restore, None for new weights. topic: the source's topic, of `partitions` partitions.
-    dead_letter_topic: the job's. work_dir: for temporary files.
+    dead_letter_topic: the job's. work_dir: for temporary files. careful_until: offsets per partition, through which
+    each rank tries its rows by itself before they take part in a step, and for at least `careful_s` seconds; empty:
+    it need not.
     """
 
     generation: int
@@ -72,6 +77,8 @@ class Form:
     restore_weights: bool
     lineage: str
     work_dir: str
+    careful_until: tuple[int, ...] = ()
+    careful_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

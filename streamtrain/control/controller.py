@@ -13,6 +13,7 @@ import structlog
 from streamtrain import cancelling, config, metrics
 from streamtrain.clock import Clock
 from streamtrain.control import machine
+from streamtrain.control.caution import Caution
 from streamtrain.control.checkpoint import Checkpointer
 from streamtrain.control.forming import Retrain, find_start, new_lineage, revealed
 from streamtrain.control.group import DEADLINES, Deadlines, Group
@@ -94,6 +95,7 @@ class Controller:
         self._first_lineage = new_lineage(clock.time())
         self._retrain: Retrain | None = None
         self._error: StreamtrainError | None = None
+        self._caution = Caution(clock=clock)
         self._reason = self._hint = ""
 
     # ----------------------------------------------------------------------- commands
@@ -171,6 +173,8 @@ class Controller:
         self._reason, self._hint = error.message, error.hint
         kind = error.kind if isinstance(error, WorkerFailedError) else type(error).__name__
         metrics.WORKER_FAILURES.labels(self._job.name, kind).inc()
+        if self._rounds is not None:
+            self._caution.failed(kind, self._rounds.planned)
         if isinstance(error, FencedError):
             return Event.HALT
         return Event.FATAL if error.fatal else Event.FAILED
@@ -274,6 +278,8 @@ class Controller:
                 restore_weights=start.restore is not None,
                 lineage=progress.lineage,
                 work_dir=str(self._work_dir),
+                careful_until=self._caution.until(self._partitions),
+                careful_s=self._caution.seconds(),
             )
         )
         if start.restore is not None and start.restore.model_fingerprint != formed.model_fingerprint:

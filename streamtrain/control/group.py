@@ -22,6 +22,7 @@ from streamtrain.control.startup import Startup
 from streamtrain.control.stopped import Stopped
 from streamtrain.errors import StreamtrainError, WorkerError, WorkerFailedError
 from streamtrain.protocol import (
+    LOST_PEER,
     Failed,
     Form,
     Formed,
@@ -363,10 +364,12 @@ def _failure(failed: Failed, member: Member) -> WorkerFailedError:
 
 
 def _most_telling(failures: list[StreamtrainError]) -> StreamtrainError:
-    """What a worker said before what was seen of it from outside; a fatal reason before any other."""
+    """What a worker said before what was seen of it from outside, and before that it has lost another; a fatal reason
+    before any other."""
     fatal = [each for each in failures if each.fatal]
     said = [each for each in failures if isinstance(each, WorkerFailedError)]
-    return (fatal or said or failures)[0]
+    own = [each for each in said if each.kind not in LOST_PEER]
+    return (fatal or own or said or failures)[0]
 
 
 def _ended(status: int) -> str:

@@ -51,6 +51,11 @@ class Rounds:
         self._planned = progress.learned
         self._waiting_since: float | None = None
 
+    @property
+    def planned(self) -> tuple[Learned, ...]:
+        """Through where rounds have been cut."""
+        return self._planned
+
     async def train(self, checkpoint_due: Callable[[Progress, float], float | None]) -> None:
         """Until `checkpoint_due`, which says when the next checkpoint is due, if any. Raises the group's failure,
         and OffsetError when records are gone that were not learned."""

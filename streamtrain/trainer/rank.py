@@ -7,7 +7,9 @@ import gc
 import os
 import socket
 import tempfile
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,8 @@ from streamtrain.trainer.checkpoint import (
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.loop import Loop
 from streamtrain.trainer.model import JobModel, set_precision
-from streamtrain.types import ArtifactRef, Manifest
+from streamtrain.trainer.refusals import Refusal
+from streamtrain.types import ArtifactRef, Manifest, Round
 
 _log = structlog.get_logger()
 
@@ -46,6 +49,7 @@ class Rank:
         self._job = config.Job.model_validate(form.job)
         self._timings: dict[str, float] = {}
         self._without_keras = ""  # why, as it was last told
+        self._careful_until_s = clock.monotonic() + form.careful_s
         manifest = form.manifest
         self._rounds = manifest.rounds if manifest is not None and manifest.lineage == form.lineage else 0
 
@@ -65,6 +69,7 @@ class Rank:
             partitions=form.partitions,
             clock=self._clock,
             on_progress=channel.progress,
+            on_refusals=self._leave_out,
         )
         self._loop.prepare()
         channel.progress("build", 1)
@@ -117,7 +122,7 @@ class Rank:
             message = self._channel.next()
             if isinstance(message, StartRound):
                 read = self._feed.next()
-                report = self._loop.run(read)
+                report = self._loop.run(read, careful=self._is_careful(message.round))
                 self._rounds = message.round.number + 1
                 self._channel.send(RoundReported(generation=self._form.generation, report=report))
             elif isinstance(message, Save):
@@ -128,6 +133,21 @@ class Rank:
             else:
                 raise WorkerError(f"unexpected message {type(message).__name__}")
 
+    def _is_careful(self, round_: Round) -> bool:
+        """Whether the round may hold a row that the model has refused in the generation before."""
+        places = zip(round_.fresh, self._form.careful_until, strict=False)
+        return self._clock.monotonic() < self._careful_until_s or any(asked.begin < end for asked, end in places)
+
+    def _leave_out(self, refusals: Sequence[Refusal]) -> None:
+        """Makes dead letters of the rows that are not learned, and takes them out of the memory."""
+        by_reason: defaultdict[tuple[int, str], list[int]] = defaultdict(list)
+        for refusal in refusals:
+            if not refusal.replayed:  # else it was learned when it came
+                by_reason[refusal.partition, refusal.reason].append(refusal.offset)
+        for (partition, reason), offsets in by_reason.items():
+            self._feed.dead_letter_rows(partition, offsets, reason)
+        _log.warning("rows were left out", rows=len(refusals), first=asdict(refusals[0]))
+
     def _read_ahead(self, message: Message) -> None:
         """In the control reader's thread: the next round is read while this one is learned."""
         if isinstance(message, StartRound):
@@ -136,6 +156,7 @@ class Rank:
     def _save(self, save: Save) -> Saved:
         started = self._clock.monotonic()
         self._feed.flush_dead_letters()
+        self._loop.verify()
         artifacts = self._write(save.prefix) if self._form.rank == 0 else {}
         return Saved(
             generation=self._form.generation,

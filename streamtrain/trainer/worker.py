@@ -15,7 +15,7 @@ from streamtrain import logs
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.errors import EXIT_INTERNAL, EXIT_OK, StreamtrainError, WorkerError
 from streamtrain.masking import Mask
-from streamtrain.protocol import Failed, Form, Ready
+from streamtrain.protocol import LOST_PEER, Failed, Form, Ready
 from streamtrain.trainer.channel import Channel, connect
 
 _log = structlog.get_logger()
@@ -50,8 +50,7 @@ def _failure(error: Exception, generation: int) -> Failed:
 
 
 def _is_lost_peer(error: Exception) -> bool:
-    """A collective was broken off: another rank has gone, and says why itself."""
-    return type(error).__name__ in {"UnavailableError", "AbortedError", "CancelledError"}
+    return type(error).__name__ in LOST_PEER
 
 
 def _serve(control: str, token: str, host: str, clock: Clock) -> int:
