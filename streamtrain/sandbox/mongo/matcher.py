@@ -49,7 +49,7 @@ def _clause(name: str, condition: Any, scope: Scope) -> Predicate:
     parts = name.split(".")
     if len(parts) == 1:
         return lambda document: test([document.get(name, MISSING)])
-    return lambda document: test(list(values.leaves(document, parts)))
+    return lambda document: test(list(values.found(document, parts)))
 
 
 def compile_condition(condition: Any, scope: Scope) -> Callable[[list[Any]], bool]:
@@ -97,7 +97,7 @@ def _operator(name: str, argument: Any, options: str, scope: Scope) -> Callable[
         return lambda found: any(isinstance(value, list) and len(value) == argument for value in found)
     if name == "$mod":
         divisor, remainder = argument
-        return _any(lambda value: values.is_number(value) and int(values.number_of(value)) % divisor == remainder)
+        return _any(lambda value: _remainder(value, int(divisor)) == int(remainder))
     if name == "$all":
         tests = [compile_condition(item, scope) for item in argument]
         return lambda found: bool(tests) and all(test(found) for test in tests)
@@ -106,6 +106,17 @@ def _operator(name: str, argument: Any, options: str, scope: Scope) -> Callable[
     if name == "$comment":
         return lambda _: True
     raise CommandError(2, f"unknown operator: {name}")
+
+
+def _remainder(value: Any, divisor: int) -> int | None:
+    """As in C: it has the sign of the value; None for what is no int64."""
+    if not values.is_number(value):
+        return None
+    number = values.number_of(value)
+    if number != number or not values.INT64_MIN <= number <= values.INT64_MAX:
+        return None
+    whole = int(number)
+    return abs(whole) % abs(divisor) * (1 if whole >= 0 else -1)
 
 
 _ORDERED: dict[str, Callable[[Any, Any], bool]] = {
@@ -117,7 +128,11 @@ _ORDERED: dict[str, Callable[[Any, Any], bool]] = {
 
 
 def _any(test: Test) -> Callable[[list[Any]], bool]:
-    return lambda found: any(test(value) or (isinstance(value, list) and any(map(test, value))) for value in found)
+    return lambda found: any(test(value) or (_is_entered(value) and any(map(test, value))) for value in found)
+
+
+def _is_entered(value: Any) -> bool:
+    return isinstance(value, list) and not isinstance(value, values.Entire)
 
 
 def _none(test: Callable[[list[Any]], bool]) -> Callable[[list[Any]], bool]:
@@ -184,11 +199,20 @@ def _elem_match(argument: Mapping[str, Any], scope: Scope) -> Callable[[list[Any
         and next(iter(argument)) not in ("$and", "$or", "$nor", "$expr")
     ):
         condition = compile_condition(argument, scope)
-        return lambda found: any(isinstance(v, list) and any(condition([item]) for item in v) for v in found)
+        return lambda found: any(isinstance(v, list) and any(condition([_whole(item)]) for item in v) for v in found)
     predicate = compile_filter(argument, scope)
     return lambda found: any(
-        isinstance(v, list) and any(isinstance(item, Mapping) and predicate(item) for item in v) for v in found
+        isinstance(v, list) and any(isinstance(item, (Mapping, list)) and predicate(_named(item)) for item in v)
+        for v in found
     )
+
+
+def _whole(item: Any) -> Any:
+    return values.Entire(item) if isinstance(item, list) else item
+
+
+def _named(item: Any) -> Mapping[str, Any]:
+    return {str(place): member for place, member in enumerate(item)} if isinstance(item, list) else item
 
 
 def equality_on(query: Mapping[str, Any], field: str) -> Any:

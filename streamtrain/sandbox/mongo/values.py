@@ -158,6 +158,33 @@ def leaves(value: Any, parts: list[str]) -> Iterator[Any]:
         yield MISSING
 
 
+class Entire(list[Any]):
+    """An array that queries look at as a whole and do not enter: one that a path names by its position, or a member
+    that $elemMatch looks at."""
+
+
+def found(value: Any, parts: list[str]) -> Iterator[Any]:
+    """The values at a path as queries see them: unlike `leaves`, an array without a fitting member leads nowhere, and
+    an array that is named by its position is not entered."""
+    if not parts:
+        yield value
+    elif isinstance(value, Mapping):
+        yield from found(value.get(parts[0], MISSING), parts[1:])
+    elif isinstance(value, list):
+        for place, item in enumerate(value):
+            if isinstance(item, Mapping):
+                yield from found(item, parts)
+            if parts[0] == str(place):
+                if len(parts) == 1:
+                    yield Entire(item) if isinstance(item, list) else item
+                elif isinstance(item, Mapping):
+                    yield from found(item, parts[1:])
+                elif isinstance(item, list):
+                    yield from found({str(at): member for at, member in enumerate(item)}, parts[1:])
+    else:
+        yield MISSING
+
+
 def as_bson_int(number: int, *, long: bool) -> Any:
     """An integer result in the narrowest type its operands allow: int32 grows to Int64 when it must."""
     if not long and INT32_MIN <= number <= INT32_MAX:
