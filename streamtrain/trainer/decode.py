@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import numpy as np
 import numpy.typing as npt
@@ -43,18 +44,32 @@ _BATCH = 4096  # documents located at once: what they take stays in the processo
 LABELLED, WAITING, BAD = np.uint8(0), np.uint8(1), np.uint8(2)
 
 
+class Absent(Enum):
+    """What becomes of labels that are not there."""
+
+    WAIT = auto()  # the document waits for them
+    GIVE = auto()  # those that have an `absent_value` get it
+    IGNORE = auto()  # whatever labels there are: only the features are asked for
+
+
 @dataclass(frozen=True, slots=True)
 class Decoded:
     """n documents. columns, labels: per field [n] or [n, length], zero (or empty) in rows that are not LABELLED
     and lack the value. outcome [n]: LABELLED, WAITING (a label is absent or null) or BAD. reasons: by row, why
     it is BAD: `<reason>:<field>` or `invalid-bson`. weights [n]: what the documents say of their weight, None where
-    the job asks for no field of theirs."""
+    the job asks for no field of theirs. missing [n]: which labels are missing, a bit for each; None where there is
+    only one label."""
 
     columns: Mapping[str, Column]
     labels: Mapping[str, Column]
     outcome: npt.NDArray[np.uint8]
     reasons: Mapping[int, str]
     weights: npt.NDArray[np.float64] | None = None
+    missing: npt.NDArray[np.int64] | None = None
+
+    def missing_labels(self, row: int) -> int:
+        """Of a row that is WAITING: which labels are missing."""
+        return 1 if self.missing is None else int(self.missing[row])
 
     def __len__(self) -> int:
         return len(self.outcome)
@@ -102,13 +117,13 @@ class Decoder:
         """Whether documents give themselves a weight."""
         return self._weight is not None
 
-    def decode(self, documents: Sequence[bytes]) -> Decoded:
+    def decode(self, documents: Sequence[bytes], absent: Absent = Absent.WAIT) -> Decoded:
         """Raises nothing for whatever the documents hold."""
-        batches = [self._decode(documents[i : i + _BATCH]) for i in range(0, len(documents), _BATCH)]
+        batches = [self._decode(documents[i : i + _BATCH], absent) for i in range(0, len(documents), _BATCH)]
         if len(batches) == 1:
             return batches[0]
         if not batches:
-            return self._decode(documents)
+            return self._decode(documents, absent)
         reasons = {
             number * _BATCH + row: reason
             for number, batch in enumerate(batches)
@@ -122,24 +137,34 @@ class Decoder:
             weights=None
             if self._weight is None
             else np.concatenate([b.weights for b in batches if b.weights is not None]),
+            missing=None
+            if len(self._labels) == 1
+            else np.concatenate([b.missing for b in batches if b.missing is not None]),
         )
 
-    def _decode(self, documents: Sequence[bytes]) -> Decoded:
+    def _decode(self, documents: Sequence[bytes], absent: Absent) -> Decoded:
         located = self._locator.locate(documents)
         values = Values.of(located.data)
         columns: dict[str, Column] = {}
         labels: dict[str, Column] = {}
         states: list[tuple[str, States]] = []
-        waiting = np.zeros(len(documents), np.bool_)
+        missing = np.zeros(len(documents), np.int64)
         for feature in self._features:
             kinds, at = self._place(located, feature.field)
             columns[feature.field], state = self._feature(feature, values, kinds, at)
             states.append((feature.field, state))
-        for label in self._labels:
+        for bit, label in enumerate(self._labels):
             kinds, at = self._place(located, label.field)
             labels[label.field], state = _label(label, values, kinds, at)
-            states.append((label.field, state))
-            waiting |= state == MISSING
+            lacks = state == MISSING
+            if absent is Absent.GIVE and label.absent_after is not None and lacks.any():
+                labels[label.field][lacks] = np.asarray(label.absent_value).astype(labels[label.field].dtype)
+                state[lacks] = OK
+                lacks = np.zeros_like(lacks)
+            if absent is not Absent.IGNORE:
+                states.append((label.field, state))
+                missing |= lacks.astype(np.int64) << bit
+        waiting = missing != 0
         weights = None
         if self._weight is not None:
             weights, state = self._weights(values, *self._place(located, self._weight))
@@ -158,7 +183,7 @@ class Decoder:
                 reasons[row] = INVALID_BSON
         if reasons:
             outcome[list(reasons)] = BAD
-        return Decoded(columns, labels, outcome, reasons, weights)
+        return Decoded(columns, labels, outcome, reasons, weights, None if len(self._labels) == 1 else missing)
 
     def _weights(self, values: Values, kinds: States, at: Positions) -> tuple[npt.NDArray[np.float64], States]:
         column, states = read_scalars(values, kinds, at, DType.FLOAT64)

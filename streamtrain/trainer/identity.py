@@ -8,16 +8,14 @@ from collections.abc import Iterator
 
 from streamtrain.trainer.bson_types import value_size
 
-# What is known of a document: `offset << 1 | labelled` of its latest version where its documentKey is its key
-# `{_id}` and nothing else is to be remembered, else (documentKey, that number, offset of the last labelled version
-# or -1); several documents of the same `_id` are a list of these.
-Version = tuple[bytes, int, int]
+# A document's version in memory: its code (log.py), where its documentKey is its key `{_id}`, else (documentKey, code);
+# several documents of the same `_id` are a list of these.
+Version = tuple[bytes, int]
 Entry = int | Version | list[Version]
-NEVER = -1
 
 
 class Identities:
-    """The documents of one namespace."""
+    """The documents of one namespace that are in memory."""
 
     __slots__ = ("_namesakes", "entries")
 
@@ -34,7 +32,7 @@ class Identities:
         if entry is None:
             return None
         if isinstance(entry, int):  # known by its `_id` alone
-            return (key, entry, NEVER)
+            return (key, entry)
         if isinstance(entry, tuple):
             return entry if entry[0] == document_key or agree(key, entry[0], document_key) else None
         for version in entry:
@@ -70,25 +68,32 @@ class Identities:
 
     def forget(self, key: bytes, code: int) -> None:
         """Removes the version with this code, if it is still the latest of its document."""
+        self.recode(key, code, None)
+
+    def recode(self, key: bytes, code: int, new: int | None) -> bool:
+        """Gives the version with this code another one (None: removes it), if it is still the latest of its document;
+        returns whether it was."""
         entry = self.entries.get(key)
-        if entry == code:
+        if entry == code and new is None:  # by far the most common: the window slides on
             del self.entries[key]
-        elif isinstance(entry, (tuple, list)):
-            for version in _versions(key, entry):
-                if version[1] == code:
-                    self.put(key, version, None)
+            return True
+        for version in _versions(key, entry):
+            if version[1] == code:
+                self.put(key, version, None if new is None else (version[0], new))
+                return True
+        return False
 
 
 def _versions(key: bytes, entry: Entry | None) -> list[Version]:
     if entry is None:
         return []
     if isinstance(entry, int):
-        return [(key, entry, NEVER)]
+        return [(key, entry)]
     return [entry] if isinstance(entry, tuple) else entry
 
 
 def _compact(key: bytes, version: Version) -> Entry:
-    return version[1] if version[0] == key and version[2] == NEVER else version
+    return version[1] if version[0] == key else version
 
 
 def agree(key: bytes, one: bytes, other: bytes) -> bool:

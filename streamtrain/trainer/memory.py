@@ -1,22 +1,24 @@
 """The window in memory: per partition the latest labelled version of each document, and which documents wait for
-their label. A pure core: no I/O, no clock. What it holds is a function of the records since the window's begin
-alone, so that reading those again gives the same memory as having lived through them."""
+their label. A pure core: no I/O, no clock. What it holds is a function of the records since the window's begin and of
+what `waiting_file.py` saves, so that reading those again gives the same memory as having lived through them."""
 
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
 
-from streamtrain.trainer.decode import LABELLED, WAITING, Decoded
-from streamtrain.trainer.identity import NEVER, Identities, Version
-from streamtrain.trainer.log import VersionLog
+from streamtrain.trainer.absence import CLUSTER_TICKS, Absence, Absences, Patience
+from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoded
+from streamtrain.trainer.identity import Identities, Version, agree
+from streamtrain.trainer.log import ABSENT_BITS, VersionLog
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column
+from streamtrain.trainer.settling import Earlier, Settled, settle
+from streamtrain.trainer.waiting_index import WaitingIndex
 from streamtrain.types import Operation, Schema
 
 # Outcomes of records beside those of documents (decode.py). FILTERED: a version that the job's filter turns away.
@@ -24,29 +26,51 @@ from streamtrain.types import Operation, Schema
 DELETED, FILTERED, FORGOTTEN, SKIPPED = np.uint8(3), np.uint8(4), np.uint8(5), np.uint8(6)
 
 _INSERT = ord(Operation.INSERT)
-_DELETE = ord(Operation.DELETE)
 _LABELLED, _WAITING, _DELETED, _SKIPPED = int(LABELLED), int(WAITING), int(DELETED), int(SKIPPED)
-_IDENTITY_BYTES = 250  # of Python objects per known document, about
-_WAITING_BYTES = 100  # of a note of when a document began to wait
-_CLUSTER_TICKS = 2.0**32  # of a cluster time, per second
+_IDENTITY_BYTES = 250  # of Python objects per document in memory, about
+_ABSENT = (1 << ABSENT_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Fresh:
     """The labelled versions among some records, in order of offset: each is learned once. records: their places
     among the records. scored: the first labelled version of a document that was inserted or was waiting for it.
-    late: how many had been waiting. unchanged: how many more there were that say the same as the version in memory:
-    they have taken its place, and are not learned again."""
+    late: how many had been waiting, and latencies: for how many seconds. after_absent: how many of documents whose
+    label had been absent. unchanged: how many more there were that say the same as the version in memory: they have
+    taken its place, and are not learned again. features: with `features_as_of: first`, those that they are learned
+    with; origins: and the offset of the version whose features `settle` brings instead, -1 where it does not."""
 
     records: npt.NDArray[np.int64]
     scored: npt.NDArray[np.bool_]
     late: int
     unchanged: int = 0
+    after_absent: int = 0
+    latencies: tuple[int, ...] = ()
+    features: Mapping[str, Column] | None = None
+    origins: npt.NDArray[np.int64] | None = None
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What `apply` collects. fresh, scored: as in Fresh, of all labelled versions. again: places in `fresh` of those
+    that follow a labelled one, and before: the codes of these. heirs: places in `fresh` of those that get the features
+    of another version, and sources: its code, or -1 - the offset of one that has to be read again."""
+
+    fresh: list[int] = field(default_factory=list)
+    scored: list[bool] = field(default_factory=list)
+    superseded: list[int] = field(default_factory=list)
+    again: list[int] = field(default_factory=list)
+    before: list[int] = field(default_factory=list)
+    heirs: list[int] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    latencies: list[int] = field(default_factory=list)
+    after_absent: int = 0
 
 
 class PartitionMemory:
     """half_life: seconds of cluster time after which a version is replayed half as often. keep_deleted: a delete
-    changes nothing (`on_delete: keep`). weighted: whether documents give themselves a weight."""
+    changes nothing (`on_delete: keep`). weighted: whether documents give themselves a weight. first: whether rows get
+    the features of their documents' first versions."""
 
     def __init__(
         self,
@@ -56,33 +80,45 @@ class PartitionMemory:
         half_life: float,
         keep_deleted: bool = False,
         weighted: bool = False,
+        first: bool = False,
     ) -> None:
         self._partition = partition
         self._half_life = half_life
         self._keep_deleted = keep_deleted
+        self._first = first
         self._log = VersionLog(schema, weighted=weighted)
         self._namespaces: dict[bytes, Identities] = {}
-        self._waiting: deque[tuple[int, bytes, bytes]] = deque()  # (offset, namespace, key) when it began to wait
+        self._patience = Patience(schema)
+        self._waiting = WaitingIndex(self._patience.due, labels=len(schema.labels))
+        self._absences = Absences()
+        self._origins: dict[int, int] = {}  # by code, of what has other features than its own: where these are from
+        self._unsettled: dict[int, int] = {}  # of `_origins`, what still has its own features
         self._begin = 0
+        self._seen = 0  # the latest cluster time
+        self._live = True
 
     @property
     def rows(self) -> int:
         """Documents known: with their latest labelled version, or waiting for a label."""
-        return sum(map(len, self._namespaces.values()))
+        return sum(map(len, self._namespaces.values())) + len(self._waiting)
+
+    @property
+    def waiting(self) -> WaitingIndex:
+        return self._waiting
 
     @property
     def nbytes(self) -> int:
         """About what they take."""
-        return self._log.nbytes + _IDENTITY_BYTES * self.rows + _WAITING_BYTES * len(self._waiting)
+        known = sum(map(len, self._namespaces.values()))
+        return self._log.nbytes + _IDENTITY_BYTES * known + self._waiting.nbytes
 
     def evict(self, begin: int) -> None:
-        """Forgets all whose latest version lies below the offset `begin`."""
+        """Forgets all whose latest version was learned below the offset `begin`, and what waits there for good."""
         self._begin = begin
-        for namespace, key, offset in self._log.evict(begin):
-            self._namespaces[namespace].forget(key, offset << 1 | 1)
-        while self._waiting and self._waiting[0][0] < begin:
-            offset, namespace, key = self._waiting.popleft()
-            self._namespaces[namespace].forget(key, offset << 1)
+        for namespace, key, code in self._log.evict(begin):
+            self._namespaces[namespace].forget(key, code)
+            self._origins.pop(code, None)
+        self._waiting.evict(begin, self._patience.lost_before(self._seen))
 
     def apply(
         self,
@@ -95,14 +131,10 @@ class PartitionMemory:
         """Takes the partition's next records. outcomes: per record LABELLED, WAITING, BAD, DELETED, FILTERED,
         FORGOTTEN or SKIPPED. rows: per record its row in `decoded`, which is read for the labelled ones only. held:
         which records are of documents that are held out: they are never replayed."""
-        fresh: list[int] = []
-        scored: list[bool] = []
-        superseded: list[int] = []
-        again: list[int] = []  # places in `fresh` of labelled versions that follow a labelled one,
-        before: list[int] = []  # and the offsets of those
-        late = 0
-        begin = self._begin
+        taken = _Taken()
+        fresh, scored = taken.fresh, taken.scored
         namespace, identities = b"", Identities()
+        waiting = self._waiting
         for place, (offset, outcome, operation, name, key, document_key) in enumerate(
             zip(
                 records.offsets.tolist(),
@@ -118,47 +150,258 @@ class PartitionMemory:
                 namespace, identities = name, self._namespaces.setdefault(name, Identities())
             entries = identities.entries
             entry = entries.get(key)
-            if outcome == _LABELLED and entry is None:  # by far the most common: a new document
-                code = offset << 1 | 1
-                entries[key] = code if document_key == key else (document_key, code, NEVER)
+            waits = waiting.find(name, key) if waiting else ()
+            if outcome == _LABELLED and entry is None and not waits:  # by far the most common: a new document
+                code = offset << ABSENT_BITS
+                entries[key] = code if document_key == key else (document_key, code)
                 fresh.append(place)
                 scored.append(operation == _INSERT)
                 continue
-            if outcome == _SKIPPED or (outcome == _DELETED and self._keep_deleted and not isinstance(entry, list)):
+            several = isinstance(entry, list) or len(waits) + (entry is not None) > 1
+            if outcome == _SKIPPED or (outcome == _DELETED and self._keep_deleted and not several):
                 continue  # one of several documents of an `_id` is not archived: it has moved to another shard
-            found = identities.find(key, document_key)
-            if found is not None and found[1] & 1:
-                superseded.append(found[1] >> 1)
-                if outcome == _LABELLED:
-                    again.append(len(fresh))
-                    before.append(found[1] >> 1)
+            found = None if entry is None else identities.find(key, document_key)
+            row = self._waiting_row(waits, key, document_key, found) if waits else -1
+            if row >= 0:
+                missing = decoded.missing_labels(int(rows[place])) if outcome == _WAITING else 0
+                self._end_wait(taken, records, place, outcome, row, identities, missing)
+                continue
+            if found is not None:
+                if outcome == _WAITING and found[1] & _ABSENT:
+                    continue  # it was learned as it stood when its label was absent
+                self._supersede(taken, found[1], outcome)
             if outcome == _LABELLED:
-                waited = found is not None and not found[1] & 1
-                late += waited
                 fresh.append(place)
-                scored.append(_first_label(found, begin) if found is not None else operation == _INSERT)
-                identities.replace(key, found, (document_key, offset << 1 | 1, NEVER))
-            elif outcome == _WAITING:
-                identities.replace(key, found, (document_key, offset << 1, _last_labelled(found)))
-                self._waiting.append((offset, name, key))
-            elif found is not None:
+                scored.append(found is None and operation == _INSERT)
+                identities.replace(key, found, (document_key, offset << ABSENT_BITS))
+                continue
+            if found is not None:
                 identities.put(key, found, None)
-        places = np.array(fresh, np.int64)
+            if outcome == _WAITING:
+                waiting.add(
+                    name,
+                    key,
+                    document_key,
+                    first=offset,
+                    latest=offset,
+                    since=int(records.cluster_times[place]),
+                    missing=decoded.missing_labels(int(rows[place])),
+                    labelled=-1 if found is None else found[1] >> ABSENT_BITS,
+                )
+        if len(records):
+            self._seen = max(self._seen, int(records.cluster_times.max()))
+        return self._keep(taken, records, decoded, rows, held)
+
+    def _waiting_row(self, rows: tuple[int, ...], key: bytes, document_key: bytes, found: Version | None) -> int:
+        """The row that a record is about, -1 when it is about none, or about `found`, which is in memory."""
+        keys = {row: self._waiting.document_key(row, key) for row in rows}
+        if found is not None and found[0] == document_key:
+            return -1
+        for row, known in keys.items():
+            if known == document_key:
+                return row
+        fitting = [row for row, known in keys.items() if agree(key, known, document_key)]
+        row = max(fitting, key=self._waiting.latest, default=-1)
+        nearer = found is None or (row >= 0 and self._waiting.latest(row) > found[1] >> ABSENT_BITS)
+        return row if nearer else -1
+
+    def _end_wait(
+        self,
+        taken: _Taken,
+        records: Records,
+        place: int,
+        outcome: int,
+        row: int,
+        identities: Identities,
+        missing: int,
+    ) -> None:
+        """A record of a document that waits: mostly its label."""
+        waiting = self._waiting
+        offset, cluster_time = int(records.offsets[place]), int(records.cluster_times[place])
+        key, document_key = records.keys[place], records.document_keys[place]
+        overdue = self._live and waiting.due(row) < cluster_time
+        if outcome == _WAITING and not overdue:
+            waiting.update(row, document_key, key, latest=offset, missing=missing)
+            return
+        first, since, scored = waiting.first(row), waiting.since(row), waiting.labelled(row) < self._begin
+        if overdue:  # whatever the record says, it was learned as it stood when its label was absent
+            absence = Absence(first, waiting.latest(row), waiting.due(row), scored, kept=outcome == _WAITING)
+            code = self._absences.add(absence)
+            if absence.kept:
+                absence.identity = (records.namespaces[place], key)
+                identities.put(key, None, (document_key, code))
+        waiting.remove(row)
+        if outcome != _LABELLED:
+            return
+        if overdue:
+            taken.after_absent += 1
+        else:
+            taken.latencies.append((cluster_time >> 32) - (since >> 32))
+        if self._first:
+            taken.heirs.append(len(taken.fresh))
+            taken.sources.append(-1 - first)
+        taken.fresh.append(place)
+        taken.scored.append(scored and not overdue)
+        identities.put(key, None, (document_key, offset << ABSENT_BITS))
+
+    def _supersede(self, taken: _Taken, code: int, outcome: int) -> None:
+        """The version with this code is followed by a record of its document."""
+        if code >= 0:
+            taken.superseded.append(code)
+        else:
+            self._absences[code].kept = False
+        if outcome != _LABELLED:
+            return
+        if code & _ABSENT:
+            taken.after_absent += 1
+        else:
+            taken.again.append(len(taken.fresh))
+            taken.before.append(code)
+        if self._first:
+            taken.heirs.append(len(taken.fresh))
+            taken.sources.append(code if code >= 0 else -1 - self._absences[code].first)
+
+    def _keep(
+        self,
+        taken: _Taken,
+        records: Records,
+        decoded: Decoded,
+        rows: npt.NDArray[np.int64],
+        held: npt.NDArray[np.bool_] | None,
+    ) -> Fresh:
+        """Puts the labelled versions in the log, and takes out those that they have followed."""
+        places = np.array(taken.fresh, np.int64)
+        scored = np.array(taken.scored, np.bool_)
         self._log.append(records, places, decoded, rows[places], None if held is None else held[places])
+        codes = records.offsets[places] << ABSENT_BITS
+        origins = self._inherit(codes, taken) if self._first and self._live else None
         learned = np.ones(len(places), np.bool_)
-        if again:
-            same = self._log.alike(np.array(before, np.int64), records.offsets[places[again]])
-            learned[np.array(again, np.int64)[same]] = False
-        if superseded:
-            self._log.remove(np.array(superseded, np.int64))
+        if taken.again:
+            at = np.array(taken.again, np.int64)
+            same = self._log.alike(np.array(taken.before, np.int64), codes[at], labels_only=self._first)
+            learned[at[same]] = False
+        if taken.superseded:
+            self._log.remove(np.array(taken.superseded, np.int64))
+            for code in taken.superseded if self._origins else ():
+                self._origins.pop(code, None)
         unchanged = len(places) - int(learned.sum())
         if unchanged:
-            return Fresh(places[learned], np.array(scored, np.bool_)[learned], late, unchanged)
-        return Fresh(records=places, scored=np.array(scored, np.bool_), late=late)
+            places, scored, codes = places[learned], scored[learned], codes[learned]
+        return Fresh(
+            records=places,
+            scored=scored,
+            late=len(taken.latencies),
+            unchanged=unchanged,
+            after_absent=taken.after_absent,
+            latencies=tuple(taken.latencies),
+            features=None if origins is None else self._log.features(codes),
+            origins=None if origins is None else origins[learned],
+        )
+
+    def _inherit(self, codes: npt.NDArray[np.int64], taken: _Taken) -> npt.NDArray[np.int64]:
+        """Gives the versions with these codes the features that they are learned with. Returns per code the offset of
+        the version whose features are still to come, else -1."""
+        origins = np.full(len(codes), -1, np.int64)
+        copied: list[tuple[int, int]] = []
+        for place, source in zip(taken.heirs, taken.sources, strict=True):
+            code = int(codes[place])
+            self._origins[code] = origin = (
+                -1 - source if source < 0 else self._origins.get(source, source >> ABSENT_BITS)
+            )
+            if source < 0 or source in self._unsettled:
+                self._unsettled[code] = origins[place] = origin
+            else:
+                copied.append((code, source))
+        if copied:
+            self._log.copy_features(*np.array(copied, np.int64).T)
+        return origins
+
+    # ------------------------------------------------------------------ at the end of a round
+
+    def fall_due(self, watermark: int, limit: int) -> None:
+        """Takes up to `limit` documents whose label is due before the watermark, or before the latest record that was
+        read, out of those that wait: `settle` gives them their absent values."""
+        for row in self._waiting.overdue(max(watermark, self._seen), limit):
+            waiting = self._waiting
+            scored = waiting.labelled(row) < self._begin
+            self._absences.add(Absence(waiting.first(row), waiting.latest(row), waiting.due(row), scored))
+            waiting.remove(row)
+
+    def wanted(self) -> npt.NDArray[np.int64]:
+        """Offsets of the versions that `settle` needs, ascending."""
+        offsets = set(self._unsettled.values())
+        for _, absence in self._absences:
+            offsets.add(absence.latest)
+            if self._first:
+                offsets.add(absence.first)
+        return np.array(sorted(offsets), np.int64)
+
+    def settle(self, earlier: Earlier, *, end: int) -> Settled:
+        """Learns the documents whose labels are absent, and brings the features of first versions. earlier: what the
+        log still holds of `wanted`. end: up to which offset the partition is learned with this round."""
+        settled = settle(earlier, list(self._absences))
+        refused, lost = self._bring_features(earlier)
+        learned = {code for code, _ in settled.absences}
+        for code, absence in self._absences:
+            if absence.kept and absence.identity is not None and code not in learned:
+                self._namespaces[absence.identity[0]].forget(absence.identity[1], code)
+        kept = [place for place, (_, absence) in enumerate(settled.absences) if absence.kept]
+        first = max(self._log.last_code, (end - 1) << ABSENT_BITS) + 1
+        codes = np.arange(first, first + len(kept))
+        self._log.append(
+            earlier.records,
+            settled.places[kept],
+            settled.decoded,
+            np.array(kept, np.int64),
+            None if earlier.held is None else earlier.held[settled.places[kept]],
+            codes=codes,
+            cluster_times=np.array([settled.absences[place][1].due for place in kept], np.int64),
+        )
+        for place, code in zip(kept, codes.tolist(), strict=True):
+            pending, absence = settled.absences[place]
+            self._remember(earlier.records, int(settled.places[place]), code, pending, absence)
+        self._absences.clear()
+        return replace(settled, refused=[*settled.refused, *refused], lost=settled.lost + lost)
+
+    def _remember(self, records: Records, place: int, code: int, pending: int, absence: Absence) -> None:
+        """A document whose label was absent is in memory under this code."""
+        if self._first:
+            self._origins[code] = absence.first
+        if absence.identity is not None:
+            self._namespaces[absence.identity[0]].recode(absence.identity[1], pending, code)
+            return
+        key, document_key = records.keys[place], records.document_keys[place]
+        self._namespaces.setdefault(records.namespaces[place], Identities()).put(key, None, (document_key, code))
+
+    def _bring_features(self, earlier: Earlier) -> tuple[list[tuple[int, str]], int]:
+        """To the versions that still have their own. Returns what is refused, and how many the log holds no more:
+        those keep their own features."""
+        codes = np.array(list(self._unsettled), np.int64)
+        places = earlier.find(np.array(list(self._unsettled.values()), np.int64))
+        self._unsettled.clear()
+        there = places >= 0
+        lost = len(places) - int(there.sum())
+        codes, places = codes[there], places[there]
+        if not len(codes) or earlier.features is None:
+            return [], lost
+        bad = earlier.features.outcome[places] == BAD
+        self._log.give_features(codes[~bad], earlier.features_of(places[~bad]))
+        self._take_out(codes[bad])
+        reasons = earlier.features.reasons
+        return [(place, reasons[place]) for place in sorted(set(places[bad].tolist()))], lost
+
+    def expel(self, offsets: npt.NDArray[np.int64]) -> None:
+        """Takes the versions with these offsets out of the memory: they are not to be replayed."""
+        self._take_out(self._log.codes_of(offsets))
+
+    def _take_out(self, codes: npt.NDArray[np.int64]) -> None:
+        for namespace, key, code in self._log.take_out(codes):
+            self._namespaces[namespace].forget(key, code)
+            self._origins.pop(code, None)
 
     def replay(self, *, count: int, seed: int, below: int) -> npt.NDArray[np.int64]:
-        """Up to `count` versions with offsets below `below`, as places for `take`: without replacement, weighted
-        by recency, the same for the same seed wherever and however often the partition was read.
+        """Up to `count` versions that were learned below the offset `below`, as places for `take`: without replacement,
+        weighted by recency, the same for the same seed wherever and however often the partition was read.
 
         The `count` largest of log(weight) + Gumbel noise are a weighted sample without replacement (Efraimidis
         and Spirakis 2006, in the Gumbel-top-k form); the noise is a hash of seed, partition and offset.
@@ -169,7 +412,7 @@ class PartitionMemory:
         offsets = self._log.offsets[places]
         if count < len(places):
             times = self._log.cluster_times[places]
-            age = (times.max() - times) / _CLUSTER_TICKS
+            age = (times.max() - times) / CLUSTER_TICKS
             noise = -np.log(-np.log(_uniform(offsets, seed, self._partition)))
             score = noise - age * (math.log(2.0) / max(self._half_life, 1e-9))
             chosen = np.argpartition(score, len(score) - count)[len(score) - count :]
@@ -188,25 +431,14 @@ class PartitionMemory:
         """The weights that their documents give themselves, None where they give none."""
         return None if self._log.weights is None else self._log.weights[places]
 
-    def contents(self) -> dict[tuple[bytes, bytes], tuple[int, bool, int]]:
-        """What is known, by (namespace, documentKey): offset, whether labelled, and the last labelled version's
-        offset inside the window if it waits again (else -1)."""
-        known: dict[tuple[bytes, bytes], tuple[int, bool, int]] = {}
-        for namespace, identities in self._namespaces.items():
-            for document_key, code, last in identities.versions():
-                known[namespace, document_key] = (code >> 1, bool(code & 1), last if last >= self._begin else NEVER)
-        return known
-
-
-def _first_label(found: Version, begin: int) -> bool:
-    """Whether a document that is known gets its first label inside the window."""
-    return not found[1] & 1 and found[2] < begin
-
-
-def _last_labelled(found: Version | None) -> int:
-    if found is None:
-        return NEVER
-    return found[1] >> 1 if found[1] & 1 else found[2]
+    def contents(self) -> dict[tuple[bytes, bytes], tuple[int, bool]]:
+        """What is in memory, by (namespace, documentKey): the offset of its version, or the one up to which the
+        partition was learned when its label was absent; and whether it was."""
+        return {
+            (namespace, document_key): (code >> ABSENT_BITS, code & _ABSENT != 0)
+            for namespace, identities in self._namespaces.items()
+            for document_key, code in identities.versions()
+        }
 
 
 def _uniform(offsets: npt.NDArray[np.int64], seed: int, partition: int) -> npt.NDArray[np.float64]:
