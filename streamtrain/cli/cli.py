@@ -121,6 +121,33 @@ def validate(
     _exit(max((c.error.exit_code for c in checks if c.error), default=0))
 
 
+@app.command("check-model")
+def check_model(
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    job: Annotated[str | None, typer.Option("--job", metavar="NAME", help="Whose model; needed with several.")] = None,
+    sample: Annotated[int, typer.Option(min=1, max=1_000_000, help="Documents to try it on.")] = 1000,
+    documents: Annotated[
+        str | None,
+        typer.Option(
+            "--documents", metavar="FILE", help="JSON lines or BSON instead of a sample of the source's collection."
+        ),
+    ] = None,
+    json: JsonOption = False,
+) -> None:
+    """Try a job's model on documents: builds, decodes, learns alike with one and two workers, restores, exports."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain.cli import check_command
+
+    subject, found = check_command.run(loaded.settings, job=job, file=documents, count=sample)
+    if json:
+        _print_json(check_command.as_json(subject, found))
+    else:
+        print(_state.masked("\n".join(check_command.lines(found))))
+    _exit(check_command.exit_code(found))
+
+
 @app.command()
 def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
     """Show the sources, jobs, freshness and scores of the daemon."""
