@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TypeVar
 
@@ -13,12 +13,14 @@ import numpy as np
 import numpy.typing as npt
 
 from streamtrain.clock import Clock
-from streamtrain.trainer.decode import BAD, INVALID_BSON, WAITING, Decoded, Decoder
+from streamtrain.trainer.decode import BAD, INVALID_BSON, WAITING, Absent, Decoded, Decoder
 from streamtrain.trainer.memory import DELETED, FILTERED, FORGOTTEN, SKIPPED, Fresh, PartitionMemory
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column, RoundRows, Rows
 from streamtrain.trainer.selection import TO_DECODE, Selection
-from streamtrain.types import Learned, Round, RoundCounts
+from streamtrain.trainer.settling import Earlier, Settled
+from streamtrain.trainer.waiting_index import NEVER
+from streamtrain.types import LABEL_LATENCY_BUCKETS_S, Learned, Round, RoundCounts
 
 _T = TypeVar("_T", bound=np.generic)
 
@@ -43,6 +45,7 @@ class _Piece:
     wall_time_ms: npt.NDArray[np.int64]
     offsets: npt.NDArray[np.int64]
     held: npt.NDArray[np.bool_]
+    origins: npt.NDArray[np.int64] | None = None  # of versions whose features are to be brought, else -1
 
 
 @dataclass(slots=True)
@@ -61,6 +64,7 @@ class Intake:
     selection: Selection = field(default_factory=Selection)
     timings: Timings = field(default_factory=Timings)
     counts: Counter[str] = field(default_factory=Counter)
+    latencies: list[int] = field(default_factory=list)  # seconds that late labels took
 
     def take(self, chunk: Sequence[Records]) -> tuple[list[tuple[Records, Fresh, _Piece]], list[Refused]]:
         """What is fresh among the records, and what must become a dead letter."""
@@ -106,10 +110,29 @@ class Intake:
         self.counts["deletes"] += int(amounts[DELETED])
         self.counts["skipped"] += int(amounts[SKIPPED])
         self.counts["late_labels"] += fresh.late
+        self.counts["labels_after_absent"] += fresh.after_absent
+        self.latencies += fresh.latencies
+
+    def again(self, records: Records, *, features: bool) -> Earlier:
+        """What versions that were read again say now. features: whether they are asked for by themselves."""
+        started = self.clock.monotonic()
+        earlier = Earlier(
+            records=records,
+            usable=self.selection.outcomes(records) == TO_DECODE,
+            held=self.selection.held(records),
+            labels=self.decoder.decode(records.values, Absent.GIVE),
+            features=self.decoder.decode(records.values, Absent.IGNORE) if features else None,
+        )
+        self.timings.decode += self.clock.monotonic() - started
+        return earlier
 
 
 class RoundBuilder:
-    """One round of the owned partitions: `begin` with its records in chunks, `finish` with its rows."""
+    """One round of the owned partitions: `take` its records in chunks, `settle` what is `due`, then `finish`.
+
+    most_absent: documents of a partition that are learned with absent labels at most; the others wait for the next
+    round. first_features: whether rows get the features of their documents' first versions.
+    """
 
     def __init__(
         self,
@@ -119,13 +142,18 @@ class RoundBuilder:
         memories: Mapping[int, PartitionMemory],
         clock: Clock,
         selection: Selection | None = None,
+        most_absent: int = 1024,
+        first_features: bool = False,
     ) -> None:
         self._round = round_
         self._memories = memories
         self._clock = clock
         self._selection = Selection() if selection is None else selection
+        self._most_absent = most_absent
+        self._first_features = first_features
         self._intake = Intake(decoder=decoder, memories=memories, clock=clock, selection=self._selection)
         self._pieces: dict[int, list[_Piece]] = {number: [] for number in memories}
+        self._replayed: dict[int, _Piece] = {}
         self._reasons: Counter[str] = Counter()
         self._evict()
 
@@ -138,22 +166,87 @@ class RoundBuilder:
         self._reasons.update(bad.reason for bad in refused)
         return refused
 
-    def finish(self, *, learned: Mapping[int, Learned], read_seconds: float) -> RoundRows:
+    def due(self) -> dict[int, npt.NDArray[np.int64]]:
+        """Once all records are taken: offsets, per partition, that have to be read again for `settle`."""
         started = self._clock.monotonic()
         self._evict()
+        wanted = {}
+        for number, memory in self._memories.items():
+            fresh = self._round.fresh[number]
+            # Before anything more is learned: what is new in this round is not replayed in it.
+            chosen = memory.replay(count=self._round.replay[number], seed=self._round.seed, below=fresh.begin)
+            self._replayed[number] = _replayed(memory, chosen)
+            memory.fall_due(self._round.watermark, self._most_absent)
+            if len(offsets := memory.wanted()):
+                wanted[number] = offsets
+        self._intake.timings.memory += self._clock.monotonic() - started
+        return wanted
+
+    def settle(self, number: int, records: Records) -> list[Refused]:
+        """What was read again of a partition that is `due`; returns those that must become dead letters."""
+        earlier = self._intake.again(records, features=self._first_features)
+        settled = self._memories[number].settle(earlier, end=self._round.fresh[number].end)
+        self._pieces[number] = [self._with_features(piece, earlier) for piece in self._pieces[number]]
+        absent = _absent(settled, earlier)
+        if len(absent.scored):
+            self._pieces[number].append(absent)
+        counts = self._intake.counts
+        counts["absent_labels"] += len(absent.scored) - int(absent.held.sum())
+        counts["lost_waiting"] += settled.lost
+        refused = [Refused(records, place, reason) for place, reason in settled.refused]
+        self._reasons.update(bad.reason for bad in refused)
+        return refused
+
+    def _with_features(self, piece: _Piece, earlier: Earlier) -> _Piece:
+        """The piece with the features of first versions; without the rows where these cannot be trained on."""
+        if piece.origins is None or earlier.features is None:
+            return piece
+        places = earlier.find(piece.origins)
+        there = np.flatnonzero(places >= 0)
+        brought = earlier.features_of(places[there])
+        columns = {}
+        for field_, column in piece.columns.items():
+            columns[field_] = column.copy()
+            columns[field_][there] = brought[field_]
+        good = np.ones(len(places), np.bool_)
+        good[there] = earlier.features.outcome[places[there]] != BAD
+        held = piece.held[~good]
+        counts = self._intake.counts
+        counts["learned"] -= len(held) - int(held.sum())
+        counts["held_out"] -= int(held.sum())
+        counts["dead_letters"] += len(held)
+        return replace(
+            piece,
+            columns={field_: column[good] for field_, column in columns.items()},
+            labels={field_: column[good] for field_, column in piece.labels.items()},
+            scored=piece.scored[good],
+            weights=piece.weights[good],
+            wall_time_ms=piece.wall_time_ms[good],
+            offsets=piece.offsets[good],
+            held=piece.held[good],
+            origins=None,
+        )
+
+    def finish(self, *, learned: Mapping[int, Learned], read_seconds: float) -> RoundRows:
+        started = self._clock.monotonic()
         rows = tuple(self._rows(number) for number in sorted(self._memories))
-        timings, counts = self._intake.timings, self._intake.counts
+        timings = self._intake.timings
         timings.memory += self._clock.monotonic() - started
-        replayed = sum(map(len, rows)) - counts["learned"] - counts["held_out"]
+        replayed = sum(len(piece.scored) for piece in self._replayed.values())
+        memories = self._memories.values()
+        next_absent = min((memory.waiting.next_due for memory in memories), default=NEVER)
         return RoundRows(
             round=self._round,
             rows=rows,
             learned=dict(learned),
-            counts=RoundCounts(**counts, replayed=replayed),
+            counts=RoundCounts(**self._intake.counts, replayed=replayed),
             dead_letter_reasons=dict(self._reasons),
             timings={"read": read_seconds, "decode": timings.decode, "memory": timings.memory},
-            memory_rows=sum(memory.rows for memory in self._memories.values()),
-            memory_bytes=sum(memory.nbytes for memory in self._memories.values()),
+            memory_rows=sum(memory.rows for memory in memories),
+            memory_bytes=sum(memory.nbytes for memory in memories),
+            waiting=sum(len(memory.waiting) for memory in memories),
+            next_absent=None if next_absent == NEVER else next_absent,
+            label_latency=_histogram(self._intake.latencies),
         )
 
     def _evict(self) -> None:
@@ -161,13 +254,13 @@ class RoundBuilder:
             memory.evict(self._round.window_begins[number])
 
     def _rows(self, number: int) -> Rows:
-        round_, memory = self._round, self._memories[number]
-        replayed = memory.replay(count=round_.replay[number], seed=round_.seed, below=round_.fresh[number].begin)
+        round_ = self._round
         pieces = list(self._pieces[number])
         n = sum(len(piece.scored) for piece in pieces)
-        if len(replayed) or not pieces:
-            pieces.append(_replayed(memory, replayed))
-        order = spread(n, len(replayed)) if n and len(replayed) else slice(None)
+        m = len(self._replayed[number].scored)
+        if m or not pieces:
+            pieces.append(self._replayed[number])
+        order = spread(n, m) if n and m else slice(None)
         labels = {name: _joined([p.labels[name] for p in pieces])[order] for name in pieces[0].labels}
         held = _joined([p.held for p in pieces])[order]
         return Rows(
@@ -179,7 +272,7 @@ class RoundBuilder:
             wall_time_ms=_joined([p.wall_time_ms for p in pieces])[order] * (round_.scored & ~held),
             held=held if held.any() else None,
             offsets=_joined([p.offsets for p in pieces])[order],
-            replayed=(np.arange(n + len(replayed)) >= n)[order],
+            replayed=(np.arange(n + m) >= n)[order],
         )
 
 
@@ -205,8 +298,9 @@ def _piece(
     if len(chosen) and int(chosen[-1]) - int(chosen[0]) + 1 == len(chosen):
         where = slice(int(chosen[0]), int(chosen[-1]) + 1)
     wall, cluster = records.wall_times_ms[fresh.records], records.cluster_times[fresh.records]
+    features = fresh.features
     return _Piece(
-        columns={name: column[where] for name, column in decoded.columns.items()},
+        columns={name: column[where] for name, column in decoded.columns.items()} if features is None else features,
         labels={name: column[where] for name, column in decoded.labels.items()},
         scored=fresh.scored,
         weights=np.ones(len(chosen)) if decoded.weights is None else decoded.weights[where],
@@ -214,6 +308,22 @@ def _piece(
         wall_time_ms=np.where(wall > 0, wall, (cluster >> 32) * 1000),
         offsets=records.offsets[fresh.records],
         held=np.zeros(len(chosen), np.bool_) if held is None else held[fresh.records],
+        origins=fresh.origins,
+    )
+
+
+def _absent(settled: Settled, earlier: Earlier) -> _Piece:
+    """Documents whose labels were absent. They were written long before they are learned: no samples of freshness."""
+    n = len(settled.places)
+    weights = settled.decoded.weights
+    return _Piece(
+        columns=settled.decoded.columns,
+        labels=settled.decoded.labels,
+        scored=settled.scored,
+        weights=np.ones(n) if weights is None else weights,
+        wall_time_ms=np.zeros(n, np.int64),
+        offsets=earlier.records.offsets[settled.places],
+        held=np.zeros(n, np.bool_) if earlier.held is None else earlier.held[settled.places],
     )
 
 
@@ -230,3 +340,11 @@ def _replayed(memory: PartitionMemory, places: npt.NDArray[np.int64]) -> _Piece:
         offsets=memory.offsets(places),
         held=nothing.astype(np.bool_),
     )
+
+
+def _histogram(seconds: Sequence[int]) -> tuple[int, ...]:
+    """Counts per bucket of LABEL_LATENCY_BUCKETS_S, empty without any."""
+    if not seconds:
+        return ()
+    places = np.searchsorted(np.asarray(LABEL_LATENCY_BUCKETS_S), seconds)
+    return tuple(np.bincount(places, minlength=len(LABEL_LATENCY_BUCKETS_S) + 1).tolist())

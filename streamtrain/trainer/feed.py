@@ -8,19 +8,21 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
 
 from streamtrain import config
 from streamtrain.clock import Clock
-from streamtrain.errors import ContinuityError, EnvelopeError, WorkerError
+from streamtrain.errors import WorkerError
 from streamtrain.trainer.assemble import Intake, Refused, RoundBuilder
 from streamtrain.trainer.dead_letters import DeadLetters, Letter
 from streamtrain.trainer.decode import Decoder
 from streamtrain.trainer.headers import headers_of
 from streamtrain.trainer.memory import PartitionMemory
 from streamtrain.trainer.reader import Reader
+from streamtrain.trainer.records import Records
 from streamtrain.trainer.reread import Rereader
 from streamtrain.trainer.rows import RoundRows
 from streamtrain.trainer.selection import Selection
@@ -29,7 +31,7 @@ from streamtrain.types import Learned, Round
 ROUNDS_AHEAD = 2
 AHEAD_BYTES = 256 * 1024 * 1024  # of rows that are not learned yet; a single round may be larger
 _STOP_WITHIN_S = 10.0
-_FORESEEN_WINDOWS = 2  # how far ahead deletes are looked for, in windows of records per partition
+_LEAST_ABSENT = 64  # documents of a partition that may be learned with absent labels in one round
 
 T = TypeVar("T")
 
@@ -38,7 +40,9 @@ class Feed:
     """Rounds in, decoded rows out, in the order of `submit`. Call it from any thread but its own.
 
     partitions: those that this rank owns. learned: where each of them is read on from. window_begins: what
-    `refill` reads from. on_progress(stage, records): called only when something was really read.
+    `refill` reads from. on_progress(stage, records): called only when something was really read. forget_through: of a
+    retrain, through where documents were deleted before it began: `refill` looks for them first. expelled: offsets of
+    versions that must not come back into the memory.
     """
 
     def __init__(
@@ -55,6 +59,8 @@ class Feed:
         dead_letter_origin: str,
         clock: Clock,
         on_progress: Callable[[str, int], None],
+        forget_through: Mapping[int, int] = MappingProxyType({}),
+        expelled: Mapping[int, Sequence[int]] = MappingProxyType({}),
     ) -> None:
         schema = job.schema_()
         self._kafka = kafka
@@ -67,9 +73,12 @@ class Feed:
         self._origin = dead_letter_origin
         self._clock = clock
         self._on_progress = on_progress
+        self._expelled = expelled
         self._decoder = Decoder.of(job)
         self._selection = Selection.of(job)
-        self._foreseen = _FORESEEN_WINDOWS * job.window.max_records
+        self._forget_through = forget_through
+        self._most_records = job.round.max_records
+        self._first_features = job.features_as_of == "first"
         self._memories = {
             number: PartitionMemory(
                 schema=schema,
@@ -77,6 +86,7 @@ class Feed:
                 half_life=job.window.half_life,
                 keep_deleted=job.on_delete == "keep",
                 weighted=self._decoder.weighs,
+                first=self._first_features,
             )
             for number in self._partitions
         }
@@ -125,6 +135,10 @@ class Feed:
         more is named in a letter without its document. Raises KafkaError."""
         return self._call(self._write_again(partition, offsets, reason))
 
+    def expel(self, partition: int, offsets: Sequence[int]) -> None:
+        """Takes these versions out of the memory, if they are still the latest of their documents."""
+        self._call(self._expel({partition: offsets}))
+
     def close(self) -> None:
         """Ends the thread; what was read ahead is dropped. May be called twice."""
         if not self._thread.is_alive():
@@ -166,18 +180,17 @@ class Feed:
                 await self._dead_letters.stop()
 
     async def _foresee(self) -> None:
-        """Looks ahead, once, for documents that end in what is to be read: they must leave no trace. A retrain is
-        told so all that its predecessor had forgotten; how far ahead is bounded for a job that is far behind."""
-        if not self._selection.foresees:
+        """Of a retrain: looks for the documents that end in what was learned once already. They must leave no trace
+        in what is learned from it again."""
+        through = {n: end for n, end in self._forget_through.items() if end > self._learned[n].offset}
+        if not through or not self._selection.foresees:
             return
         here = {number: place.offset for number, place in self._learned.items()}
         await self._reader.locate(learned=self._learned, window_begins=here)
-        ends = {number: min(end, here[number] + self._foreseen) for number, end in (await self._reader.ends()).items()}
-        with contextlib.suppress(ContinuityError, EnvelopeError):  # the round that comes to it will say so
-            async for chunk in self._reader.read(ends):
-                for records in chunk:
-                    self._selection.foresee(records)
-                self._on_progress("foresee", sum(map(len, chunk)))
+        async for chunk in self._reader.read(through):
+            for records in chunk:
+                self._selection.foresee(records)
+            self._on_progress("foresee", sum(map(len, chunk)))
 
     async def _refill(self) -> None:
         await self._foresee()
@@ -188,8 +201,14 @@ class Feed:
         async for chunk in self._reader.read({number: place.offset for number, place in self._learned.items()}):
             intake.take(chunk)  # what is bad in it has become a dead letter when it was learned
             self._on_progress("refill", sum(map(len, chunk)))
+        await self._expel(self._expelled)
         self._reader.expect(self._learned)
         self._serving = asyncio.create_task(self._serve(), name="feed")
+
+    async def _expel(self, versions: Mapping[int, Sequence[int]]) -> None:
+        for number, offsets in versions.items():
+            if number in self._memories:
+                self._memories[number].expel(np.array(offsets, np.int64))
 
     async def _serve(self) -> None:
         try:
@@ -219,6 +238,8 @@ class Feed:
             memories=self._memories,
             clock=self._clock,
             selection=self._selection,
+            most_absent=max(_LEAST_ABSENT, self._most_records // max(1, len(round_.fresh))),
+            first_features=self._first_features,
         )
         ends = {number: round_.fresh[number].end for number in self._partitions}
         async for chunk in self._reader.read(ends):
@@ -233,6 +254,13 @@ class Feed:
             number: Learned(offset=end, count=self._learned[number].count if (n := counts[number]) is None else n)
             for number, end in ends.items()
         }
+        if due := builder.due():
+            again = await self._rereader.read(due)
+            for number in due:
+                records = again.get(number) or Records.none(number)
+                if refused := builder.settle(number, records):
+                    await self._dead_letters.write([self._letter(bad) for bad in refused])
+                self._on_progress("settle", len(records) + 1)
         read_seconds = self._clock.monotonic() - started - working
         return builder.finish(learned=self._learned, read_seconds=read_seconds)
 

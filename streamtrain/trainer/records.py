@@ -27,6 +27,11 @@ class Records:
     wall_times_ms: npt.NDArray[np.int64]
     values: Sequence[bytes]
 
+    @classmethod
+    def none(cls, partition: int) -> Records:
+        nothing = np.zeros(0, np.int64)
+        return cls(partition, nothing, nothing, b"", (), (), (), nothing, nothing, ())
+
     def __len__(self) -> int:
         return len(self.offsets)
 

@@ -45,6 +45,7 @@ class RoundRows:
     """A round, read and decoded, of the partitions that this rank owns (in order of partition).
 
     learned: where each owned partition stands after this round. timings: seconds of `read`, `decode`, `memory`.
+    waiting, next_absent, label_latency: as in RoundReport.
     """
 
     round: Round
@@ -55,3 +56,6 @@ class RoundRows:
     timings: Mapping[str, float]
     memory_rows: int
     memory_bytes: int
+    waiting: int = 0
+    next_absent: int | None = None
+    label_latency: tuple[int, ...] = ()

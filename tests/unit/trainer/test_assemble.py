@@ -70,6 +70,7 @@ class Rounds:
         )
         builder = RoundBuilder(round_=round_, decoder=Decoder(SCHEMA), memories=self.memories, clock=FakeClock())
         refused = [bad for chunk in chunks for bad in builder.take(chunk)]
+        assert not builder.due()
         return builder.finish(learned={}, read_seconds=1.0), refused
 
 
