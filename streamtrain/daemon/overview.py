@@ -11,6 +11,7 @@ from streamtrain import __version__
 from streamtrain.control.machine import Phase
 from streamtrain.control.status import JobStatus, RetrainStatus
 from streamtrain.source.status import SourceState, SourceStatus
+from streamtrain.types import RoundCounts
 
 # What a controller may take between two looks at its topic: more than every deadline of its Kafka clients.
 CONTROLLER_TICK_DEADLINE_S = 120.0
@@ -125,6 +126,7 @@ def _job(job: JobView, now_ms: int) -> dict[str, Any]:
             "rounds": 0,
             "steps": 0,
             "rows_learned": 0,
+            "counts": asdict(RoundCounts()),
             "backlog": None,
             "oldest_untrained_s": None,
             "retention": None,
@@ -149,6 +151,7 @@ def _job(job: JobView, now_ms: int) -> dict[str, Any]:
         "rounds": status.rounds,
         "steps": status.steps,
         "rows_learned": status.rows_learned,
+        "counts": asdict(status.counts),
         "backlog": status.backlog,
         "oldest_untrained_s": status.oldest_untrained_s,
         "retention": None if retention is None else asdict(retention),
