@@ -56,7 +56,8 @@ class Form:
     what to restore, None for new weights. topic: the source's topic, of `partitions` partitions.
     dead_letter_topic: the job's. work_dir: for temporary files. careful_until: offsets per partition, through which
     each rank tries its rows by itself before they take part in a step, and for at least `careful_s` seconds; empty:
-    it need not.
+    it need not. forget_through: offsets per partition, of a retrain: documents that end before them are not learned
+    again, nor what they were before; empty: it is none.
     """
 
     generation: int
@@ -79,6 +80,7 @@ class Form:
     work_dir: str
     careful_until: tuple[int, ...] = ()
     careful_s: float = 0.0
+    forget_through: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -280,6 +280,7 @@ class Controller:
                 work_dir=str(self._work_dir),
                 careful_until=self._caution.until(self._partitions),
                 careful_s=self._caution.seconds(),
+                forget_through=tuple(place.offset for place in progress.retrain_until or ()),
             )
         )
         if start.restore is not None and start.restore.model_fingerprint != formed.model_fingerprint:

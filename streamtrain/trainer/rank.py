@@ -33,7 +33,7 @@ from streamtrain.trainer.checkpoint import (
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.loop import Loop
 from streamtrain.trainer.model import JobModel, set_precision
-from streamtrain.trainer.refusals import Refusal
+from streamtrain.trainer.refusals import Refusal, expelled
 from streamtrain.types import ArtifactRef, Manifest, Round
 
 _log = structlog.get_logger()
@@ -56,6 +56,7 @@ class Rank:
     def form(self, reserved: socket.socket) -> Formed:
         """Everything up to the first round. reserved: holds the port of `Ready` until TensorFlow's server has it."""
         form, channel = self._form, self._channel
+        manifest = form.manifest
         started = self._clock.monotonic()
         strategy = _join_cluster(form)
         reserved.close()
@@ -91,6 +92,8 @@ class Rank:
             dead_letter_origin=form.topic,
             clock=self._clock,
             on_progress=channel.progress,
+            expelled={} if manifest is None or manifest.lineage != form.lineage else manifest.expelled,
+            forget_through={partition: form.forget_through[partition] for partition in owned if form.forget_through},
         )
         self._feed.start()
         self._feed.refill()
@@ -146,6 +149,8 @@ class Rank:
                 by_reason[refusal.partition, refusal.reason].append(refusal.offset)
         for (partition, reason), offsets in by_reason.items():
             self._feed.dead_letter_rows(partition, offsets, reason)
+        for partition, gone in expelled(refusals).items():
+            self._feed.expel(partition, gone)
         _log.warning("rows were left out", rows=len(refusals), first=asdict(refusals[0]))
 
     def _read_ahead(self, message: Message) -> None:

@@ -61,11 +61,6 @@ class Reader:
             partition.count = place.count if begin == place.offset else None
         return {number: partition.fetched for number, partition in self._partitions.items()}
 
-    async def ends(self) -> Mapping[int, int]:
-        """Where the logs end now, as far as what is in them is certain. Raises as `locate`."""
-        _, ends = await self._checked_bounds({n: partition.fetched for n, partition in self._partitions.items()})
-        return ends
-
     async def read(self, ends: Mapping[int, int]) -> AsyncIterator[list[Records]]:
         """Everything from the present positions to `ends` (exclusive), in chunks as brokers return them: per chunk
         the next records of some partitions, each in order of offset.
