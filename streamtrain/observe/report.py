@@ -18,7 +18,9 @@ from streamtrain.types import FRESHNESS_BUCKETS_MS, Label, Retention, RetentionS
 
 RECENT_S = 60.0  # what "recent" means for freshness and scores
 _SLOT_S = 1.0
-_OUTCOMES = ("learned", "waiting", "deletes", "dead_letters", "skipped")
+_OUTCOMES = (
+    "learned", "waiting", "deletes", "dead_letters", "skipped", "unchanged", "filtered", "forgotten", "held_out",
+)  # fmt: skip
 _QUANTILES = {"p50": 0.5, "p99": 0.99}
 
 log = structlog.get_logger()
