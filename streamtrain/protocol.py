@@ -85,11 +85,13 @@ class Form:
 
 @dataclass(frozen=True, slots=True)
 class Formed:
-    """The group is up and the window is in memory. timings: seconds of `build`, `restore`, `refill`."""
+    """The group is up and the window is in memory. timings: seconds of `build`, `restore`, `refill`. next_absent: as
+    in RoundReport."""
 
     generation: int
     model_fingerprint: str
     timings: Mapping[str, float]
+    next_absent: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,8 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Rank 0 wrote artifacts; every rank's dead letters up to here are acknowledged. rounds: the number of
-    rounds of the lineage that the weights contain."""
+    """The rank wrote artifacts (rank 0 the model's, each rank what waits in its partitions), and its dead letters up to
+    here are acknowledged. rounds: the number of rounds of the lineage that the weights contain."""
 
     generation: int
     rounds: int

@@ -228,7 +228,7 @@ class PartitionFrontier:
 @dataclass(frozen=True, slots=True)
 class Frontier:
     """What a topic holds now. as_of: monotonic clock seconds. version: grows whenever the end moves. watermark: a
-    cluster time; every change before it lies below the ends (0: not known)."""
+    cluster time; every change before it is among the records that are counted as published (0: not known)."""
 
     topic: str
     epoch: int

@@ -94,6 +94,7 @@ class Checkpointer:
             schema_fingerprint=self._job.schema_().fingerprint(),
             model_fingerprint=model_fingerprint,
             retrain_until=progress.retrain_until,
+            watermark=progress.watermark,
             holdout=progress.holdout,
             expelled=progress.expelled,
         )

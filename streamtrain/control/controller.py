@@ -299,6 +299,7 @@ class Controller:
             observer=self._observer,
             clock=self._clock,
             actions=self._actions,
+            next_absent=formed.next_absent,
         )
         self._checkpointer.restarted()
         metrics.GENERATIONS.labels(job.name).inc()

@@ -148,7 +148,8 @@ class Group:
             raise WorkerError("the workers built different models", hint="a model function must be deterministic")
         stages = dict.fromkeys(stage for answer in formed for stage in answer.timings)
         slowest = {stage: max(answer.timings.get(stage, 0.0) for answer in formed) for stage in stages}
-        return Formed(self.generation, fingerprints.pop(), slowest)
+        next_absent = min((each.next_absent for each in formed if each.next_absent is not None), default=None)
+        return Formed(self.generation, fingerprints.pop(), slowest, next_absent)
 
     async def stop(self) -> None:
         """Ends the workers in order; those that do not end in time are killed."""

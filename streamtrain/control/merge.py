@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from streamtrain.errors import WorkerError
 from streamtrain.types import FieldCounts, Learned, RoundCounts, RoundReport
@@ -47,5 +48,8 @@ def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
         holdout=first.holdout,
         norms=first.norms,
         fields=of_fields,
+        waiting=sum(report.waiting for report in reports),
+        next_absent=min((report.next_absent for report in reports if report.next_absent is not None), default=None),
+        label_latency=tuple(map(sum, zip_longest(*(report.label_latency for report in reports), fillvalue=0))),
         expelled={partition: offsets for report in reports for partition, offsets in report.expelled.items()},
     )

@@ -26,6 +26,7 @@ class Progress:
     counts: RoundCounts = field(default_factory=RoundCounts)
     scores: Mapping[str, Scores] = field(default_factory=dict)
     retrain_until: tuple[Learned, ...] | None = None
+    watermark: int = 0
     holdout: Mapping[str, Scores] = field(default_factory=dict)
     expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
 
@@ -52,10 +53,11 @@ class Progress:
             window_begins=round.window_begins,
             rounds=self.rounds + 1,
             steps=self.steps + report.steps,
-            rows_learned=self.rows_learned + report.counts.learned,
+            rows_learned=self.rows_learned + report.counts.learned + report.counts.absent_labels,
             counts=self.counts + report.counts,
             scores=scores.merge_by_label(self.scores, report.scores),
             retrain_until=None if _reached(learned, self.retrain_until) else self.retrain_until,
+            watermark=max(self.watermark, round.watermark),
             holdout=scores.merge_by_label(self.holdout, report.holdout),
             expelled=_expelled(self.expelled, report.expelled, round.window_begins),
         )
@@ -88,6 +90,7 @@ def of_manifest(manifest: Manifest) -> Progress:
         counts=manifest.counts,
         scores=manifest.scores,
         retrain_until=manifest.retrain_until,
+        watermark=manifest.watermark,
         holdout=manifest.holdout,
         expelled=manifest.expelled,
     )
@@ -125,7 +128,7 @@ def frontier_of_retrain(frontier: Frontier, until: Sequence[Learned]) -> Frontie
         PartitionFrontier(part.begin, min(part.end, end.offset), end.count)
         for part, end in zip(frontier.partitions, until, strict=True)
     )
-    return replace(frontier, partitions=capped)
+    return replace(frontier, partitions=capped, watermark=0)
 
 
 def remaining(learned: Sequence[Learned], until: Sequence[Learned]) -> int:

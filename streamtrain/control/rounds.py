@@ -16,6 +16,8 @@ from streamtrain.control.progress import Progress, frontier_of_retrain, skip_rem
 from streamtrain.ports import Action, OffsetsPort, Planner
 from streamtrain.types import Frontier, Learned, Planned, PlanRequest, PlanSettings, RetentionState
 
+_MARKS = 64  # of what was published when, that is not learned yet
+
 
 class Rounds:
     """Lives as long as its group. All methods may be cancelled and called again: no report is lost."""
@@ -31,7 +33,9 @@ class Rounds:
         observer: Observer,
         clock: Clock,
         actions: Sequence[Action],
+        next_absent: int | None = None,
     ) -> None:
+        """next_absent: the first cluster time at which a label is absent, as the group has formed."""
         self.progress = progress
         self._job = job
         self._group = group
@@ -50,6 +54,9 @@ class Rounds:
         self._in_flight: deque[Planned] = deque()
         self._planned = progress.learned
         self._waiting_since: float | None = None
+        self._marks: deque[tuple[Sequence[int | None], int]] = deque(maxlen=_MARKS)
+        self._watermark = progress.watermark
+        self._next_absent = next_absent
 
     @property
     def planned(self) -> tuple[Learned, ...]:
@@ -62,6 +69,7 @@ class Rounds:
         while True:
             await self._check_retention()
             frontier = await self._visible_frontier()
+            self._advance_watermark(frontier)
             now = self._clock.monotonic()
             due = checkpoint_due(self.progress, now)
             if due is not None and now >= due:
@@ -115,7 +123,19 @@ class Rounds:
             waiting_since=self._waiting_since,
             now=now,
             scored=self.progress.retrain_until is None,
+            watermark=self._watermark,
+            next_absent=None if self._in_flight else self._next_absent,
         )
+
+    def _advance_watermark(self, frontier: Frontier) -> None:
+        """To the latest cluster time at which no more was published than has been learned."""
+        mark = (tuple(part.published for part in frontier.partitions), frontier.watermark)
+        if frontier.watermark and (not self._marks or self._marks[-1] != mark):
+            if len(self._marks) == _MARKS:
+                self._marks.pop()
+            self._marks.append(mark)
+        while self._marks and _covers(self.progress.learned, self._marks[0][0]):
+            self._watermark = max(self._watermark, self._marks.popleft()[1])
 
     async def _skip_removed(self, frontier: Frontier) -> None:
         """Past offsets that Kafka has removed, if all that was in them is planned; else raises OffsetError."""
@@ -141,6 +161,7 @@ class Rounds:
         while (report := self._group.take_report()) is not None:
             asked = self._in_flight.popleft()
             self.progress = self.progress.after(asked.round, report)
+            self._next_absent = report.next_absent
             self._correct_plan(asked)
             self._observer.follow(self.progress.learned)
             for action in self._actions:
@@ -155,3 +176,7 @@ class Rounds:
             Learned(ahead.offset, ahead.count + learned.count - planned.count)
             for ahead, learned, planned in zip(self._planned, self.progress.learned, done.planned, strict=True)
         )
+
+
+def _covers(learned: Sequence[Learned], published: Sequence[int | None]) -> bool:
+    return all(count is not None and place.count >= count for place, count in zip(learned, published, strict=True))

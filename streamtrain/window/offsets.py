@@ -55,6 +55,7 @@ class Offsets:
         self._counts: list[int | None] = [None] * partitions
         self._ages = [Ages(base=0, capacity=0)] * partitions
         self._version = 0
+        self._watermark = 0  # of the position whose counts these are
         self._moved = asyncio.Event()
         self._shrinking: set[int] = set()
         self._trouble = ""
@@ -64,6 +65,7 @@ class Offsets:
         counts = (0,) * len(self._ends) if position is None else position.counts
         capacity = _AGES_IN_ALL // len(counts)
         self._counts = list(counts)
+        self._watermark = 0 if position is None else position.cluster_time
         self._ages = [Ages(base=count, capacity=capacity) for count in counts]
         await self._kafka_log.start()
         await self._refresh()
@@ -106,6 +108,7 @@ class Offsets:
             self._ends[partition] = max(self._ends[partition], end)
             self._counts[partition] = count
             self._ages[partition].add(count, now)
+        self._watermark = max(self._watermark, published.position.cluster_time)
         self._tell()
 
     def _tell(self) -> None:
@@ -126,6 +129,7 @@ class Offsets:
             partitions=tuple(map(PartitionFrontier, self._begins, self._ends, self._counts)),
             as_of=self._clock.monotonic(),
             version=self._version,
+            watermark=self._watermark,
         )
 
     # ----------------------------------------------------------------------- window

@@ -1,5 +1,5 @@
 """Cuts rounds from what a topic holds: pure, so the same request gives the same round. It never plans past the
-published end, never leaves a gap between rounds, and never asks for a round without records."""
+published end, never leaves a gap between rounds, and asks for one without records only for labels that are absent."""
 
 from __future__ import annotations
 
@@ -27,7 +27,9 @@ def plan(request: PlanRequest) -> Planned | Wait:
     pending = [_pending(place, request.frontier, p) for p, place in enumerate(request.planned)]
     records = sum(part.records for part in pending)
     if records == 0:
-        return Wait(until=None)
+        if request.next_absent is None or request.watermark <= request.next_absent:
+            return Wait(until=None)
+        return Planned(_round(request, request.planned, fresh_records=0), request.planned)
     settings = request.settings
     if records < settings.max_records:
         due = (request.now if request.waiting_since is None else request.waiting_since) + settings.max_wait_s
@@ -89,6 +91,7 @@ def _round(request: PlanRequest, planned: Sequence[Learned], *, fresh_records: i
         seed=round_seed(settings.seed, request.number),
         batch_size=settings.batch_size,
         scored=request.scored,
+        watermark=request.watermark,
     )
 
 
