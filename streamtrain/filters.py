@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from bson import DBRef, json_util
 from bson.codec_options import DatetimeConversion
+from bson.errors import BSONError
 from bson.regex import Regex
 
 from streamtrain.bson_order import (
@@ -166,11 +167,10 @@ def _condition(condition: Any, at: Place) -> Condition:
     tests = []
     for name, argument in condition.items():
         place = (*at, name)
-        if name not in _OPERATORS:
-            told = f"unknown operator {name!r}{_suggestion(name, _OPERATORS)}"
-            raise FilterError(place, told)
         if not name.startswith("$"):
             raise FilterError(place, f"{name!r} stands beside operators")
+        if name not in _OPERATORS:
+            raise FilterError(place, f"unknown operator {name!r}{_suggestion(name, _OPERATORS)}")
         if name == "$options":
             if "$regex" not in condition:
                 raise FilterError(place, "$options needs a $regex beside it")
@@ -378,7 +378,7 @@ def _literal(value: Any, at: Place) -> Any:
         if _is_literal(value):
             try:
                 read = json_util.object_hook(dict(value), _JSON)
-            except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+            except (BSONError, ValueError, TypeError, KeyError, ArithmeticError) as error:
                 raise FilterError(at, f"{next(iter(value))}: {error}") from None
             return _checked(read, at) if isinstance(read, Regex) else read
         if wrong := next((name for name in value if str(name).startswith("$")), None):
