@@ -87,6 +87,54 @@ def main() -> NoReturn:
 
 
 @app.command()
+def init(
+    database: Annotated[str, typer.Option(help="Of the collection.")],
+    collection: Annotated[str, typer.Option("--collection", "--name", help="What to learn from.")],
+    uri: Annotated[str | None, typer.Option(help="MongoDB, such as mongodb://host:27017/?replicaSet=rs0.")] = None,
+    uri_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="A file that holds the URI, instead of --uri.")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="What to predict; default: what looks most like it.")
+    ] = None,
+    job: Annotated[str | None, typer.Option(help="The job's name; default: of the collection and the label.")] = None,
+    sample: Annotated[int, typer.Option(help="Documents to look at.")] = 1000,
+    watch: Annotated[str, typer.Option(help="How long to watch how the collection is written to; 0s: not.")] = "10s",
+    kafka: Annotated[str, typer.Option(metavar="HOST:PORT", help="Your brokers.")] = "127.0.0.1:9092",
+    output: Annotated[str, typer.Option(metavar="FILE", help="The settings file to write.")] = "streamtrain.yaml",
+    force: Annotated[bool, typer.Option("--force", help="Replace a file that exists.")] = False,
+    json: JsonOption = False,
+) -> None:
+    """Look at a collection and write a settings file for it, with the reason for every line. It only reads."""
+    _state.json = json
+    from streamtrain.clock import SystemClock
+    from streamtrain.init.command import Options
+    from streamtrain.init.command import init as run_init
+    from streamtrain.init.summary import summary
+    from streamtrain.masking import Mask
+
+    _state.mask = Mask.of([uri or ""])
+    options = Options(
+        uri=uri,
+        uri_file=uri_file,
+        database=database,
+        collection=collection,
+        job=job,
+        label=label,
+        sample=sample,
+        watch=watch,
+        kafka=kafka,
+        output=output,
+        force=force,
+    )
+    written = run_init(options, clock=SystemClock(), say=lambda text: None if json else _say(text))
+    if json:
+        _print_json(written.document())
+    else:
+        print(summary(written))
+
+
+@app.command()
 def run(config: ConfigOption = None, set_: SetOption = None) -> None:
     """Follow the sources and train the jobs, until SIGTERM. The admin endpoint says how it goes."""
     loaded = _load(config, set_)
@@ -336,6 +384,10 @@ def _details(error: StreamtrainError, state: _State) -> dict[str, Any]:
     if problems := getattr(error, "problems", None):
         found["problems"] = [{key: state.masked(text) for key, text in problem.items()} for problem in problems]
     return found
+
+
+def _say(text: str) -> None:
+    print(_state.masked(text), file=sys.stderr, flush=True)
 
 
 def _print_json(value: Any) -> None:
