@@ -113,8 +113,8 @@ WORKER_FAILURES = Counter(
 RECORDS = Counter(
     "streamtrain_records",
     "Records read by rounds: learned, waiting (no label yet), deletes, dead_letters, skipped (document gone), "
-    "unchanged (says what the version before it said), filtered (turned away by the job's filter), forgotten (in a retrain: "
-    "deleted before it began), held_out (scored, never learned).",
+    "unchanged (says what the version before it said), filtered (turned away by the job's filter), forgotten (in a "
+    "retrain: deleted before it began), held_out (scored, never learned).",
     ["job", "outcome"],
 )
 REPLAYED = Counter("streamtrain_rows_replayed", "Rows replayed from the window.", ["job"])
