@@ -21,7 +21,7 @@ from streamtrain.errors import ArtifactError, ModelError, StreamtrainError
 from streamtrain.scores import metrics
 from streamtrain.trainer.version_folder import VersionFolder
 from streamtrain.trainer.worker import quieten
-from streamtrain.types import Manifest
+from streamtrain.types import Manifest, Schema, Scores
 
 RECORD_NAME = "streamtrain.json"
 KERAS_NAME = "model.keras"
@@ -55,13 +55,9 @@ class Exported:
 
 def export(request: Request, *, clock: Clock) -> Exported:
     """Raises StreamtrainError; then nothing is there that was not before."""
-    from streamtrain.trainer.checkpoint import STATE_ROLE, restore_state
-    from streamtrain.trainer.export import export_keras, export_model
-    from streamtrain.trainer.model import JobModel, set_precision
-
     job = config.Job.model_validate(request.job)
     manifest = from_document(Manifest, request.manifest)
-    state = manifest.artifacts.get(STATE_ROLE)
+    state = manifest.artifacts.get("state")
     if state is None:
         raise ArtifactError(f"manifest {manifest.id} names no saved state")
     with VersionFolder(root=Path(request.directory), job=job.name).arriving() as arriving:
@@ -71,6 +67,11 @@ def export(request: Request, *, clock: Clock) -> Exported:
             store.get(state, stored)
         finally:
             store.close()
+        # Seconds: what the folder or the store refuses is told before.
+        from streamtrain.trainer.checkpoint import restore_state
+        from streamtrain.trainer.export import export_keras, export_model
+        from streamtrain.trainer.model import JobModel, set_precision
+
         set_precision(job.dtype)
         model = JobModel(job=job)
         restore_state(model, stored, rank=0)
@@ -123,11 +124,8 @@ def _record(
             "offsets": [place.offset for place in manifest.learned],
             "records": [place.count for place in manifest.learned],
         },
-        "scores": {
-            label.field: {"rows": scores.rows, **metrics(label, scores)}
-            for label in schema.labels
-            if (scores := manifest.scores.get(label.field)) is not None
-        },
+        "scores": _scores(schema, manifest.scores),
+        "holdout": _scores(schema, manifest.holdout),
         "signature": signature,
         "schema": {
             "features": [asdict(feature) for feature in schema.features],
@@ -141,6 +139,14 @@ def _record(
             "keras": keras.__version__,
             "python": platform.python_version(),
         },
+    }
+
+
+def _scores(schema: Schema, scores: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
+    return {
+        label.field: {"rows": scores[label.field].rows, **metrics(label, scores[label.field])}
+        for label in schema.labels
+        if label.field in scores
     }
 
 
