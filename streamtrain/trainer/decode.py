@@ -4,7 +4,7 @@ its neighbours' values: it comes back with the reason for which it goes to the d
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 import numpy as np
@@ -30,6 +30,7 @@ from streamtrain.trainer.columns import (
     read_scalars,
 )
 from streamtrain.trainer.locate import Located, Locator, Positions
+from streamtrain.trainer.notes import noted
 from streamtrain.trainer.rows import Column
 from streamtrain.trainer.sequences import read_sequences
 from streamtrain.trainer.vectors import read_binaries, read_lists
@@ -58,7 +59,7 @@ class Decoded:
     and lack the value. outcome [n]: LABELLED, WAITING (a label is absent or null) or BAD. reasons: by row, why
     it is BAD: `<reason>:<field>` or `invalid-bson`. weights [n]: what the documents say of their weight, None where
     the job asks for no field of theirs. missing [n]: which labels are missing, a bit for each; None where there is
-    only one label."""
+    only one label. notes: per field [n], what is told of its value (`notes.py`)."""
 
     columns: Mapping[str, Column]
     labels: Mapping[str, Column]
@@ -66,6 +67,7 @@ class Decoded:
     reasons: Mapping[int, str]
     weights: npt.NDArray[np.float64] | None = None
     missing: npt.NDArray[np.int64] | None = None
+    notes: Mapping[str, States] = field(default_factory=dict)
 
     def missing_labels(self, row: int) -> int:
         """Of a row that is WAITING: which labels are missing."""
@@ -140,6 +142,7 @@ class Decoder:
             missing=None
             if len(self._labels) == 1
             else np.concatenate([b.missing for b in batches if b.missing is not None]),
+            notes={name: np.concatenate([b.notes[name] for b in batches]) for name in batches[0].notes},
         )
 
     def _decode(self, documents: Sequence[bytes], absent: Absent) -> Decoded:
@@ -148,14 +151,16 @@ class Decoder:
         columns: dict[str, Column] = {}
         labels: dict[str, Column] = {}
         states: list[tuple[str, States]] = []
+        notes: dict[str, States] = {}
         missing = np.zeros(len(documents), np.int64)
         for feature in self._features:
             kinds, at = self._place(located, feature.field)
-            columns[feature.field], state = self._feature(feature, values, kinds, at)
+            columns[feature.field], state, notes[feature.field] = self._feature(feature, values, kinds, at)
             states.append((feature.field, state))
         for bit, label in enumerate(self._labels):
             kinds, at = self._place(located, label.field)
             labels[label.field], state = _label(label, values, kinds, at)
+            notes[label.field] = noted(label.dtype, kinds, state)
             lacks = state == MISSING
             if absent is Absent.GIVE and label.absent_after is not None and lacks.any():
                 labels[label.field][lacks] = np.asarray(label.absent_value).astype(labels[label.field].dtype)
@@ -171,11 +176,11 @@ class Decoder:
             states.append((self._weight, state))
         outcome = np.full(len(documents), LABELLED, np.uint8)
         reasons: dict[int, str] = {}
-        for field, state in states:
+        for name, state in states:
             for row in np.flatnonzero(state).tolist() if state.any() else ():
                 if not waiting[row] and row not in reasons:
                     code = int(state[row])
-                    reasons[row] = INVALID_BSON if code == INVALID else f"{REASONS[code]}:{field}"
+                    reasons[row] = INVALID_BSON if code == INVALID else f"{REASONS[code]}:{name}"
         if waiting.any():
             outcome[waiting] = WAITING
         if located.malformed.any():
@@ -183,7 +188,7 @@ class Decoder:
                 reasons[row] = INVALID_BSON
         if reasons:
             outcome[list(reasons)] = BAD
-        return Decoded(columns, labels, outcome, reasons, weights, None if len(self._labels) == 1 else missing)
+        return Decoded(columns, labels, outcome, reasons, weights, None if len(self._labels) == 1 else missing, notes)
 
     def _weights(self, values: Values, kinds: States, at: Positions) -> tuple[npt.NDArray[np.float64], States]:
         column, states = read_scalars(values, kinds, at, DType.FLOAT64)
@@ -197,8 +202,8 @@ class Decoder:
         path = self._paths[field]
         return located.kind[path], located.at[path]
 
-    def _feature(self, feature: Feature, values: Values, kinds: States, at: Positions) -> tuple[Column, States]:
-        """The column with missing values replaced, and the state of each row that remains."""
+    def _feature(self, feature: Feature, values: Values, kinds: States, at: Positions) -> tuple[Column, States, States]:
+        """The column with missing values replaced, the state of each row that remains, and notes of what there was."""
         if feature.max_length is not None:
             pad = self._pads[feature.field]
             column, states = read_sequences(values, kinds, at, feature.dtype, feature.max_length, pad)
@@ -210,6 +215,7 @@ class Decoder:
             column, states = read_binaries(values, kinds, at, feature.dtype, feature.length)
         else:
             column, states = read_lists(values, kinds, at, feature.dtype, feature.length)
+        notes = noted(feature.dtype, kinds, states)
         if feature.field in self._missing and states.any():
             replaced = (states == MISSING) | (states == NON_FINITE)
             column[replaced] = self._missing[feature.field]
@@ -218,7 +224,7 @@ class Decoder:
             states = states.max(axis=1)
             if states.any():
                 column[states != OK] = filler(feature.dtype)
-        return column, states
+        return column, states, notes
 
 
 def _label(label: Label, values: Values, kinds: States, at: Positions) -> tuple[Column, States]:

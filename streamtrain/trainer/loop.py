@@ -141,6 +141,7 @@ class Loop:
             label_latency=read.label_latency,
             holdout=holdout,
             norms=norms,
+            fields=read.fields,
             expelled=expelled(refusals),
         )
 

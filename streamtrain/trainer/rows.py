@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
 
-from streamtrain.types import Learned, Round, RoundCounts
+from streamtrain.types import FieldCounts, Learned, Round, RoundCounts
 
 Column = npt.NDArray[np.generic]
 
@@ -45,7 +45,7 @@ class RoundRows:
     """A round, read and decoded, of the partitions that this rank owns (in order of partition).
 
     learned: where each owned partition stands after this round. timings: seconds of `read`, `decode`, `memory`.
-    waiting, next_absent, label_latency: as in RoundReport.
+    waiting, next_absent, label_latency, fields: as in RoundReport.
     """
 
     round: Round
@@ -59,3 +59,4 @@ class RoundRows:
     waiting: int = 0
     next_absent: int | None = None
     label_latency: tuple[int, ...] = ()
+    fields: Mapping[str, FieldCounts] = field(default_factory=dict)
