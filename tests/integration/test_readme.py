@@ -48,7 +48,7 @@ def test_every_command_in_the_docs_exists(page: str) -> None:
         if words[0] == "make":
             assert words[1] in targets, words
         elif words[0] == "streamtrain":
-            names = words[1:3] if words[1] == "sandbox" else words[1:2]
+            names = words[1:3] if words[1] in ("sandbox", "models") else words[1:2]
             told = subprocess.run(
                 [sys.executable, "-m", "streamtrain", *names, "--help"], check=True, capture_output=True, text=True
             ).stdout
@@ -150,6 +150,8 @@ def test_the_path_from_the_sandbox_to_a_retrain_works_as_written(folder: Path) -
             run(folder, "retrain", "flight-delay", "--from", "scratch")
             wait_until(lambda: job()["retrain"] is not None, timeout=STARTS_WITHIN_S, what="the retrain to begin")
 
+            assert "* flight-delay/" in run(folder, "models", "list")
+            run(folder, "models", "export", "flight-delay", "--to", "models")
         subprocess.run([sys.executable, "use_model.py"], cwd=folder, check=True, timeout=STARTS_WITHIN_S)
 
         # another model than the one that has learned: the daemon waits to be asked for a retrain
