@@ -134,6 +134,33 @@ LOSS = Gauge("streamtrain_prequential_loss", "Mean prequential loss of the last 
 SCORE = Gauge(
     "streamtrain_prequential_score", "Prequential metric over the last scored rounds.", ["job", "label", "metric"]
 )
+HOLDOUT_LOSS = Gauge(
+    "streamtrain_holdout_loss", "Mean loss over the rows of the last ten minutes that are held out.", ["job", "label"]
+)
+HOLDOUT_SCORE = Gauge(
+    "streamtrain_holdout_score",
+    "Metric over the rows of the last ten minutes that are held out: never learned from.",
+    ["job", "label", "metric"],
+)
+GRADIENT_NORM = Gauge(
+    "streamtrain_gradient_norm", "L2 norm of the gradients of the last round's steps: mean and max.", ["job", "stat"]
+)
+UPDATE_NORM = Gauge(
+    "streamtrain_update_norm",
+    "L2 norm of what the last round's steps moved the weights by: mean and max.",
+    ["job", "stat"],
+)
+EXPELLED = Counter(
+    "streamtrain_rows_expelled",
+    "Versions taken out of the window's memory since the model could not learn from them any more.",
+    ["job"],
+)
+FIELD_VALUES = Counter(
+    "streamtrain_field_values",
+    "Unusual values among the documents read: missing, coerced (of another BSON type, taken exactly), unseen (a string "
+    "not seen before), out_of_range (a number far beyond what was seen before, or that the field cannot hold).",
+    ["job", "field", "kind"],
+)
 FRESHNESS = CountedHistogram(
     "streamtrain_freshness_seconds",
     "From the write in MongoDB to the gradient, of fresh rows.",

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+_FIELDS = 8  # that are told of
+
 
 def render(status: Mapping[str, Any]) -> str:
     return "\n".join(_lines(status))
@@ -34,6 +36,14 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     for label, values in job["report"]["recent_scores"].items():
         scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "rows")
         yield f"{label}: {scores} over the last {values['rows']:,} scored rows"
+    for label, values in job["report"]["recent_holdout"].items():
+        scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "rows")
+        yield f"{label}, held out: {scores} over the last {values['rows']:,} rows"
+    norms = job["report"]["norms"]
+    if norms["gradient"]:
+        told = ", ".join(f"{name} norm {found['mean']:.3g} (max {found['max']:.3g})" for name, found in norms.items())
+        yield f"last round: {told}"
+    yield from _fields(job["report"]["fields"])
     if job["report"]["dead_letter_reasons"]:
         reasons = ", ".join(
             f"{reason} {count:,}" for reason, count in sorted(job["report"]["dead_letter_reasons"].items())
@@ -44,3 +54,13 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     if job.get("retrain"):
         kind = job["retrain"]["from"]
         yield f"retraining{f' from {kind}' if kind else ''}: {job['retrain']['progress']:.0%} of the window"
+
+
+def _fields(fields: Mapping[str, Mapping[str, int]]) -> Iterator[str]:
+    """The fields with the most unusual values."""
+    most = sorted(fields, key=lambda field: -sum(fields[field].values()))
+    for field in most[:_FIELDS]:
+        kinds = ", ".join(f"{kind.replace('_', ' ')} {count:,}" for kind, count in fields[field].items() if count)
+        yield f"field {field}: {kinds}"
+    if len(most) > _FIELDS:
+        yield f"and {len(most) - _FIELDS} more fields with unusual values (status --json)"

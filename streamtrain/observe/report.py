@@ -10,13 +10,25 @@ from dataclasses import asdict
 from typing import Any
 
 import structlog
+from prometheus_client import Gauge
 
 from streamtrain import metrics, scores
 from streamtrain.clock import Clock
 from streamtrain.observe.freshness import quantile
-from streamtrain.types import FRESHNESS_BUCKETS_MS, Label, Retention, RetentionState, RoundCounts, RoundReport, Scores
+from streamtrain.types import (
+    FRESHNESS_BUCKETS_MS,
+    FieldCounts,
+    Label,
+    Norms,
+    Retention,
+    RetentionState,
+    RoundCounts,
+    RoundReport,
+    Scores,
+)
 
 RECENT_S = 60.0  # what "recent" means for freshness and scores
+RECENT_HOLDOUT_S = 600.0  # and for the hold-out, which is a small share of the documents
 _SLOT_S = 1.0
 _OUTCOMES = (
     "learned", "waiting", "deletes", "dead_letters", "skipped", "unchanged", "filtered", "forgotten", "held_out",
@@ -42,7 +54,11 @@ class JobReport:
         self._freshness = _Recent()
         self._total_freshness = [0] * (len(FRESHNESS_BUCKETS_MS) + 1)
         self._scores: dict[str, Scores] = {}
-        self._recent_scores: deque[tuple[float, dict[str, Scores]]] = deque()
+        self._recent_scores = _RecentScores(RECENT_S)
+        self._holdout: dict[str, Scores] = {}
+        self._recent_holdout = _RecentScores(RECENT_HOLDOUT_S)
+        self._norms = Norms()
+        self._fields: dict[str, FieldCounts] = {}
 
     def on_round(self, report: RoundReport) -> None:
         now = self._clock.monotonic()
@@ -59,7 +75,13 @@ class JobReport:
         for bucket, count in enumerate(report.freshness_ms):
             self._total_freshness[bucket] += count
         self._scores = scores.merge_by_label(self._scores, report.scores)
-        self._remember_scores(now, report.scores)
+        self._recent_scores.add(now, report.scores)
+        self._holdout = scores.merge_by_label(self._holdout, report.holdout)
+        self._recent_holdout.add(now, report.holdout)
+        if report.norms.steps:
+            self._norms = report.norms
+        for field, counts in report.fields.items():
+            self._fields[field] = self._fields.get(field, FieldCounts()) + counts
         self._export(now, report)
 
     def on_backlog(self, *, backlog: int | None, oldest_untrained_s: float | None, retention: Retention | None) -> None:
@@ -78,17 +100,17 @@ class JobReport:
     def summary(self) -> dict[str, Any]:
         """What this process has seen of the job since it started."""
         now = self._clock.monotonic()
-        self._forget_scores(now)
-        recent = dict[str, Scores]()
-        for _at, part in self._recent_scores:
-            recent = scores.merge_by_label(recent, part)
         return {
             "rounds": self._rounds,
             "steps": self._steps,
             "records": asdict(self._counts),
             "dead_letter_reasons": dict(self._reasons),
             "scores": self._values(self._scores),
-            "recent_scores": self._values(recent),
+            "recent_scores": self._values(self._recent_scores.sum(now)),
+            "holdout": self._values(self._holdout),
+            "recent_holdout": self._values(self._recent_holdout.sum(now)),
+            "norms": _norms(self._norms),
+            "fields": {field: asdict(counts) for field, counts in self._fields.items()},
             "freshness_ms": _quantiles(self._freshness.counts(now)),
             "freshness_ms_since_start": _quantiles(self._total_freshness),
             "last_round_seconds": dict(self._timings),
@@ -99,18 +121,6 @@ class JobReport:
     def _values(self, by_label: Mapping[str, Scores]) -> dict[str, dict[str, float]]:
         labels = self._labels
         return {name: {"rows": s.rows, **scores.metrics(labels[name], s)} for name, s in by_label.items() if s.rows}
-
-    def _remember_scores(self, now: float, new: Mapping[str, Scores]) -> None:
-        if self._recent_scores and now - self._recent_scores[-1][0] < _SLOT_S:
-            at, last = self._recent_scores.pop()
-            self._recent_scores.append((at, scores.merge_by_label(last, new)))
-        else:
-            self._recent_scores.append((now, dict(new)))
-        self._forget_scores(now)
-
-    def _forget_scores(self, now: float) -> None:
-        while self._recent_scores and now - self._recent_scores[0][0] > RECENT_S:
-            self._recent_scores.popleft()
 
     def _export(self, now: float, report: RoundReport) -> None:
         job = self._job
@@ -124,18 +134,54 @@ class JobReport:
             metrics.DEAD_LETTERS.labels(job, reason).inc(count)
         for stage, seconds in report.timings.items():
             metrics.ROUND_SECONDS.labels(job, stage).observe(seconds)
-        for label, found in self._values(report.scores).items():
-            for name, value in found.items():
-                if name == "rows":
-                    continue
-                gauge = metrics.LOSS.labels(job, label) if name == "loss" else metrics.SCORE.labels(job, label, name)
-                gauge.set(value)
+        _export_scores(job, self._values(report.scores), loss=metrics.LOSS, score=metrics.SCORE)
+        holdout = self._values(self._recent_holdout.sum(now))
+        _export_scores(job, holdout, loss=metrics.HOLDOUT_LOSS, score=metrics.HOLDOUT_SCORE)
+        for gauge, found in zip(
+            (metrics.GRADIENT_NORM, metrics.UPDATE_NORM), _norms(report.norms).values(), strict=True
+        ):
+            for stat, norm in found.items():
+                gauge.labels(job, stat).set(norm)
+        metrics.EXPELLED.labels(job).inc(report.counts.expelled)
+        for field, counts in report.fields.items():
+            for kind, count in asdict(counts).items():
+                metrics.FIELD_VALUES.labels(job, field, kind).inc(count)
         metrics.FRESHNESS.add(job, report.freshness_ms)
         for name, milliseconds in _quantiles(self._freshness.counts(now)).items():
             if milliseconds is not None:
                 metrics.FRESHNESS_QUANTILE.labels(job, name).set(milliseconds / 1000)
         metrics.MEMORY_ROWS.labels(job).set(report.memory_rows)
         metrics.MEMORY_BYTES.labels(job).set(report.memory_bytes)
+
+
+class _RecentScores:
+    """Score sums of the last `seconds`, in slots of `_SLOT_S`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._slots: deque[tuple[float, dict[str, Scores]]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def add(self, now: float, new: Mapping[str, Scores]) -> None:
+        if self._slots and now - self._slots[-1][0] < _SLOT_S:
+            at, last = self._slots.pop()
+            self._slots.append((at, scores.merge_by_label(last, new)))
+        else:
+            self._slots.append((now, dict(new)))
+        self._forget(now)
+
+    def sum(self, now: float) -> dict[str, Scores]:
+        self._forget(now)
+        total = dict[str, Scores]()
+        for _at, part in self._slots:
+            total = scores.merge_by_label(total, part)
+        return total
+
+    def _forget(self, now: float) -> None:
+        while self._slots and now - self._slots[0][0] > self._seconds:
+            self._slots.popleft()
 
 
 class _Recent:
@@ -165,3 +211,20 @@ class _Recent:
 
 def _quantiles(counts: list[int]) -> dict[str, float | None]:
     return {name: quantile(counts, q) for name, q in _QUANTILES.items()}
+
+
+def _norms(norms: Norms) -> dict[str, dict[str, float]]:
+    """Of a round's steps; nothing without any."""
+    if not norms.steps:
+        return {"gradient": {}, "update": {}}
+    return {
+        "gradient": {"mean": norms.gradient_sum / norms.steps, "max": norms.gradient_max},
+        "update": {"mean": norms.update_sum / norms.steps, "max": norms.update_max},
+    }
+
+
+def _export_scores(job: str, found: Mapping[str, Mapping[str, float]], *, loss: Gauge, score: Gauge) -> None:
+    for label, values in found.items():
+        for name, value in values.items():
+            if name != "rows":
+                (loss.labels(job, label) if name == "loss" else score.labels(job, label, name)).set(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from prometheus_client import REGISTRY
@@ -10,11 +11,13 @@ from structlog.testing import capture_logs
 
 from streamtrain.clock import FakeClock
 from streamtrain.observe.freshness import quantile
-from streamtrain.observe.report import RECENT_S, JobReport
+from streamtrain.observe.report import RECENT_HOLDOUT_S, RECENT_S, JobReport
 from streamtrain.types import (
     FRESHNESS_BUCKETS_MS,
     DType,
+    FieldCounts,
     Label,
+    Norms,
     Retention,
     RetentionState,
     RoundCounts,
@@ -68,6 +71,44 @@ def test_reports_add_up_in_metrics_and_summary() -> None:
     assert metric("streamtrain_prequential_score", job="adds-up", label="y", metric="mae") == 4.0
     assert metric("streamtrain_freshness_seconds_count", job="adds-up") == 4
     assert metric("streamtrain_round_seconds_count", job="adds-up", stage="step") == 2
+
+
+def test_norms_are_those_of_the_last_round_that_took_steps() -> None:
+    job = JobReport(job="norms", labels=[LABEL], clock=FakeClock())
+    assert job.summary()["norms"] == {"gradient": {}, "update": {}}
+    norms = Norms(steps=4, gradient_sum=8.0, gradient_max=5.0, update_sum=0.4, update_max=0.2)
+    job.on_round(replace(report(0), norms=norms))
+    job.on_round(report(1))  # one without steps of its own says nothing
+    assert job.summary()["norms"] == {"gradient": {"mean": 2.0, "max": 5.0}, "update": {"mean": 0.1, "max": 0.2}}
+    assert metric("streamtrain_gradient_norm", job="norms", stat="max") == 5.0
+    assert metric("streamtrain_update_norm", job="norms", stat="mean") == 0.1
+
+
+def test_what_is_unusual_in_fields_adds_up_by_field_and_kind() -> None:
+    job = JobReport(job="fields", labels=[LABEL], clock=FakeClock())
+    for number in range(2):
+        job.on_round(replace(report(number), fields={"x": FieldCounts(missing=3, out_of_range=1)}))
+    job.on_round(replace(report(2), fields={"word": FieldCounts(unseen=7)}))
+    fields = job.summary()["fields"]
+    assert fields["x"] == {"missing": 6, "coerced": 0, "unseen": 0, "out_of_range": 2}
+    assert fields["word"]["unseen"] == 7
+    assert metric("streamtrain_field_values_total", job="fields", field="x", kind="missing") == 6
+    assert metric("streamtrain_field_values_total", job="fields", field="word", kind="unseen") == 7
+
+
+def test_the_hold_out_is_scored_apart_and_over_a_longer_time() -> None:
+    clock = FakeClock()
+    job = JobReport(job="held", labels=[LABEL], clock=clock)
+    held = {"y": Scores(rows=2, weight=2, loss=8, sums={"absolute_error": 4, "squared_error": 8})}
+    job.on_round(replace(report(0), holdout=held))
+    clock.advance(RECENT_S + 1)
+    summary = job.summary()
+    assert summary["holdout"]["y"]["mae"] == summary["recent_holdout"]["y"]["mae"] == 2.0
+    assert summary["recent_scores"] == {}
+    assert metric("streamtrain_holdout_score", job="held", label="y", metric="mae") == 2.0
+    assert metric("streamtrain_holdout_loss", job="held", label="y") == 4.0
+    clock.advance(RECENT_HOLDOUT_S)
+    assert job.summary()["recent_holdout"] == {}
 
 
 def test_the_first_dead_letters_of_a_kind_are_told_once() -> None:
