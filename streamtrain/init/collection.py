@@ -44,7 +44,7 @@ _OPTIONS: dict[str, Any] = {
     "appName": "streamtrain-init",
 }
 # Whatever a document holds can be read: dates beyond the calendar, texts that are no UTF-8.
-_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
+CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(document_class=RawBSONDocument)
@@ -73,7 +73,7 @@ def look(
         count = there.estimated_document_count(maxTimeMS=int(SAMPLE_TIMEOUT_S * 1000))
         if watch_s > 0:
             say(f"watching for {watch_s:g} s how it is written to")
-        habits = _watch(client[database].get_collection(collection, codec_options=_CODEC), watch_s, clock)
+        habits = _watch(client[database].get_collection(collection, codec_options=CODEC), watch_s, clock)
         return Seen(
             database=database,
             collection=collection,
@@ -141,7 +141,7 @@ def _profile(documents: Iterable[RawBSONDocument], clock: Clock) -> tuple[Profil
     profile, ids = Profile(), []
     give_up = clock.monotonic() + SAMPLE_TIMEOUT_S
     for raw in documents:
-        document = bson.decode(raw.raw, _CODEC)
+        document = bson.decode(raw.raw, CODEC)
         profile.add(document, size=len(raw.raw))
         if isinstance(key := document.get("_id"), ObjectId):
             ids.append(key)

@@ -95,10 +95,10 @@ def _unfit(field: Field, profile: Profile) -> str:
 
 
 def _number(field: Field, profile: Profile) -> Chosen | LeftOut:
+    if field.inexact:
+        return LeftOut(field.path, "holds numbers too large to be exact in a model: an identifier?")
     if not field.numbers:
         return LeftOut(field.path, "was never a finite number")
-    if field.inexact:
-        return LeftOut(field.path, "holds integers too large to be exact as numbers of a model: an identifier?")
     if field.distinct == 1 and profile.documents >= _ENOUGH:
         return LeftOut(field.path, "was the same number wherever it was")
     if _is_identifier(field):

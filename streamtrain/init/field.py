@@ -17,7 +17,7 @@ NUMBERS = frozenset({"double", "int", "long", "decimal"})
 NOTHING = "null"
 MOST_DISTINCT = 5000
 MOST_NUMBERS = 5000
-LARGEST_EXACT = 2**53  # every integer up to here is a float64
+LARGEST_EXACT = 2**53
 LARGEST_FLOAT32 = 3.4e38
 _MOST_LENGTHS = 100
 _PLAIN_BINARY = (BINARY_SUBTYPE, USER_DEFINED_SUBTYPE)
@@ -64,7 +64,7 @@ class Field:
         self.numbers: list[float] = []
         self.whole = True
         self.non_finite = 0
-        self.inexact = 0  # integers that are no float64
+        self.inexact = 0  # numbers that are no float64, by their size
         self.lengths: Counter[int] = Counter()  # of arrays, of binary vectors in floats
         self.elements: set[str] = set()
         self.bad_elements = False
@@ -97,10 +97,11 @@ class Field:
     def _number(self, value: Any) -> None:
         number = _as_float(value)
         if not math.isfinite(number):
-            self.non_finite += 1
+            finite = isinstance(value, Decimal128) and value.to_decimal().is_finite()
+            self.non_finite += not finite
+            self.inexact += finite
             return
-        if isinstance(value, int) and abs(value) > LARGEST_EXACT and int(number) != value:
-            self.inexact += 1
+        self.inexact += not _exact(value, number)
         self.whole = self.whole and number == math.trunc(number)
         self._span(number)
         self._count(number)
@@ -130,8 +131,10 @@ class Field:
         for element in array[:4096]:
             kind = type_name(element)
             self.elements.add("number" if kind in NUMBERS else kind)
-            if kind in NUMBERS and not math.isfinite(_as_float(element)):
-                self.bad_elements = True
+            if kind in NUMBERS:
+                number = _as_float(element)
+                fits = abs(number) <= LARGEST_FLOAT32 and _exact(element, number)
+                self.bad_elements = self.bad_elements or not fits
 
     def _binary(self, data: bytes) -> None:
         """A vector of float32, where it can be one: counted by its length."""
@@ -194,17 +197,16 @@ class Field:
         return self.distinct + int(once * (once - 1) / (2 * (twice + 1)))
 
     @property
-    def values(self) -> frozenset[Any]:
-        """The different numbers and booleans; of texts only that they differ."""
-        return frozenset(self._distinct)
-
-    @property
     def most_common(self) -> Any:
         return self._distinct.most_common(1)[0][0] if self._distinct else None
 
     @property
     def median(self) -> float:
         return float(np.median(self.numbers)) if self.numbers else 0.0
+
+
+def _exact(value: Any, number: float) -> bool:
+    return not isinstance(value, int) or abs(value) <= LARGEST_EXACT or int(number) == value
 
 
 def _as_float(value: Any) -> float:

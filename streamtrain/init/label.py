@@ -110,12 +110,13 @@ def refusal(field: Field, profile: Profile) -> str:
         return "is the document's key"
     if not field.present:
         return "holds nothing but null"
-    if field.family not in ("number", "bool"):
+    if not field.families.keys() & {"number", "bool"}:
         told = "texts: write a number for each class beside them" if field.family == "string" else field.family
         return f"holds {told}; a label is a number or a boolean"
     off = field.present - field.families[field.family]
-    if off > _OFF_TYPE * field.present:
-        return f"holds {_types(field)}: a document with another type than the label's would be refused"
+    if field.family not in ("number", "bool") or off > _OFF_TYPE * field.present:
+        types = ", ".join(f"{name} in {count / field.present:.1%}" for name, count in field.families.items())
+        return f"holds several types ({types}): a document with another than the label's would be refused"
     if field.family == "number" and not field.numbers:
         return "holds no finite number"
     if field.family == "number" and max(abs(field.low), abs(field.high)) > LARGEST_TARGET:
@@ -140,8 +141,7 @@ def why_late(path: str, profile: Profile, newest: Profile, habits: Habits) -> st
 def _kind(field: Field, words: set[str]) -> tuple[DType, Task, int, str]:
     if field.family == "bool":
         return DType.BOOL, Task.CLASSIFICATION, 2, ""
-    values = field.values
-    numbers = sorted(float(value) for value in values)
+    numbers = sorted(set(field.numbers))
     classes = field.whole and numbers[0] >= 0 and numbers[-1] < _MOST_CLASSES and len(numbers) <= _MOST_CLASSES
     dense = classes and len(numbers) >= 0.6 * (numbers[-1] - numbers[0] + 1)
     often = field.present >= 10 * len(numbers) or field.present <= _FEW_WRITES
@@ -157,10 +157,6 @@ def _kind(field: Field, words: set[str]) -> tuple[DType, Task, int, str]:
 def _absent_value(field: Field) -> int | None:
     """Of a yes that comes or does not: the no."""
     return 0 if field.most_common in (True, 1.0) else None
-
-
-def _types(field: Field) -> str:
-    return ", ".join(f"{name} in {_share(count, field.present)}" for name, count in field.families.items())
 
 
 def _share(part: int, whole: int) -> str:
