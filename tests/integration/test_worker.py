@@ -90,14 +90,14 @@ class Topic:
     async def __aexit__(self, *_: object) -> None:
         await self._publisher.close()
 
-    async def write(self, documents: Sequence[dict[str, Any]]) -> None:
+    async def write(self, documents: Sequence[dict[str, Any]], operation: Operation = Operation.INSERT) -> None:
         events = []
         for document in documents:
             self._written += 1
             key = bson.encode({"_id": document["_id"]})
             token = bson.encode({"_data": f"82{self._written:08X}"})
-            raw = bson.encode(document)
-            events.append(ChangeEvent(token, Operation.INSERT, "d.c", key, raw, self._written << 32, 1_700_000_000_000))
+            raw = None if operation is Operation.DELETE else bson.encode(document)
+            events.append(ChangeEvent(token, operation, "d.c", key, raw, self._written << 32, 1_700_000_000_000))
         position = Position(
             SOURCE,
             PositionKind.EVENT,
@@ -122,13 +122,13 @@ class Training:
         self.learned = learned
         self.rounds = 0
 
-    async def learn(self) -> RoundReport:
-        """All that is published, as one round."""
+    async def learn(self, *, replay: int = 0) -> RoundReport:
+        """All that is published, as one round. replay: rows per partition."""
         name = topics.source_topic(self.topic.kafka.topic_prefix, SOURCE, 0)
         fresh = tuple(
             OffsetRange(name, 0, p, self.learned[p].offset, self.topic.ends[p].offset) for p in range(PARTITIONS)
         )
-        self.group.start_round(Round(self.rounds, fresh, (0,) * PARTITIONS, (0,) * PARTITIONS, 0, 16))
+        self.group.start_round(Round(self.rounds, fresh, (0,) * PARTITIONS, (replay,) * PARTITIONS, 0, 16))
         await self.group.reported()
         report = self.group.take_report()
         assert report is not None
@@ -139,7 +139,14 @@ class Training:
 
 @asynccontextmanager
 async def training(
-    *, job: config.Job, topic: Topic, folder: Path, world: int, manifest: Manifest | None = None, generation: int = 1
+    *,
+    job: config.Job,
+    topic: Topic,
+    folder: Path,
+    world: int,
+    manifest: Manifest | None = None,
+    generation: int = 1,
+    forget_through: Sequence[int] = (),
 ) -> AsyncIterator[Training]:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE.parent)])}
     group = Group(
@@ -170,6 +177,7 @@ async def training(
         restore_weights=manifest is not None,
         lineage="l",
         work_dir="",
+        forget_through=tuple(forget_through),
     )
     try:
         await group.form(template)
