@@ -4,15 +4,16 @@ refuse, with the place of the mistake, what it cannot answer."""
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any, Final
 
-from bson import DBRef, json_util
-from bson.codec_options import DatetimeConversion
-from bson.errors import BSONError
 from bson.regex import Regex
 
+from streamtrain.bson_literals import Place, checked, is_literal, literal
 from streamtrain.bson_order import (
     MAX_RANK,
     MIN_RANK,
@@ -25,25 +26,24 @@ from streamtrain.bson_order import (
     rank,
     type_of,
 )
+from streamtrain.bson_paths import Found, found_at, member
 from streamtrain.errors import FilterError
 
-Place = tuple[str | int, ...]
-Found = list[Any]
-
-# A test of what a path leads to: the values themselves, and those with the members of arrays that stand at its end.
-Condition = Callable[[Found, Found], bool]
 Predicate = Callable[[Any], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """A test of what a path leads to. many: of the values themselves, and of those with the members of the arrays among
+    them. one: the same, quickly, of a single value that is no array."""
+
+    one: Predicate
+    many: Callable[[Found, Found], bool]
+
 
 _LOGIC: Final = ("$and", "$or", "$nor")
 _OPTIONS: Final = {"i": re.IGNORECASE, "m": re.MULTILINE, "s": re.DOTALL, "x": re.VERBOSE}
 _NUMBERS: Final = frozenset({1, 16, 18, 19})
-# Extended JSON's ways to write what YAML has no type for.
-_LITERALS: Final = frozenset(
-    {
-        "$oid", "$date", "$numberInt", "$numberLong", "$numberDouble", "$numberDecimal", "$timestamp", "$binary",
-        "$uuid", "$minKey", "$maxKey", "$regularExpression",
-    }
-)  # fmt: skip
 
 
 class Filter:
@@ -85,13 +85,13 @@ def _clause(name: str, condition: Any, at: Place) -> Predicate:
         raise FilterError(at, f"{name!r} is no path of a field")
     test = _condition(condition, at)
     parts = name.split(".")
+    one, many = test.one, test.many
     if len(parts) > 1:
-        return lambda document: test(*_found(document, parts))
+        return lambda document: many(*found_at(document, parts))
 
     def of_field(document: Any) -> bool:
-        value = _member(document, name)
-        whole = [value]
-        return test(whole, [*value, value] if isinstance(value, list) else whole)
+        value = document.get(name, MISSING) if isinstance(document, dict) else member(document, name)
+        return many([value], [*value, value]) if isinstance(value, list) else one(value)
 
     return of_field
 
@@ -107,62 +107,9 @@ def _logic(name: str, condition: Any, at: Place) -> Predicate:
     return lambda document: not any(member(document) for member in members)
 
 
-# --------------------------------------------------------------------------- what a path leads to
-
-
-def _found(document: Any, parts: Sequence[str]) -> tuple[Found, Found]:
-    whole: Found = []
-    members: Found = []
-    for value, entered in _walk(document, parts, 0):
-        whole.append(value)
-        if entered:
-            members.extend(value)
-    return whole, [*members, *whole] if members else whole
-
-
-def _walk(value: Any, parts: Sequence[str], depth: int) -> Iterator[tuple[Any, bool]]:
-    """The values at a path, MISSING where it ends too early, each with whether it is an array to be entered. An array
-    on the way is entered by member, and by position where the path names one; one without any fitting member leads
-    nowhere, not even to a missing value."""
-    while depth < len(parts):
-        value = _member(value, parts[depth])
-        depth += 1
-        if isinstance(value, list):
-            if depth == len(parts):
-                yield value, True
-            else:
-                yield from _walk_array(value, parts, depth)
-            return
-    yield value, False
-
-
-def _walk_array(array: list[Any], parts: Sequence[str], depth: int) -> Iterator[tuple[Any, bool]]:
-    for place, item in enumerate(array):
-        if isinstance(item, Mapping):
-            yield from _walk(item, parts, depth)
-        if parts[depth] == str(place):
-            if depth + 1 == len(parts):
-                yield item, False
-            elif isinstance(item, (Mapping, list)):
-                yield from _walk(item, parts, depth + 1)
-
-
-def _member(container: Any, name: str) -> Any:
-    if isinstance(container, Mapping):
-        return container.get(name, MISSING)
-    if isinstance(container, list) and name.isdecimal() and str(int(name)) == name and int(name) < len(container):
-        return container[int(name)]
-    if isinstance(container, DBRef):
-        return container.as_doc().get(name, MISSING)
-    return MISSING
-
-
-# --------------------------------------------------------------------------- conditions
-
-
 def _condition(condition: Any, at: Place) -> Condition:
     if not _is_operators(condition):
-        value = _literal(condition, at)
+        value = literal(condition, at)
         return _any(_matching(value) if isinstance(value, Regex) else _equal(value))
     tests = []
     for name, argument in condition.items():
@@ -181,7 +128,10 @@ def _condition(condition: Any, at: Place) -> Condition:
             tests.append(_OPERATORS[name](argument, place))
     if len(tests) == 1:
         return tests[0]
-    return lambda whole, found: all(test(whole, found) for test in tests)
+    return Condition(
+        one=lambda value: all(test.one(value) for test in tests),
+        many=lambda whole, found: all(test.many(whole, found) for test in tests),
+    )
 
 
 def _is_operators(condition: Any) -> bool:
@@ -189,19 +139,24 @@ def _is_operators(condition: Any) -> bool:
     if not isinstance(condition, Mapping) or not condition:
         return False
     names = [str(name) for name in condition]
-    return any(name.startswith("$") for name in names) and not _is_literal(condition)
-
-
-def _is_literal(condition: Mapping[str, Any]) -> bool:
-    return len(condition) == 1 and next(iter(condition)) in _LITERALS
+    return any(name.startswith("$") for name in names) and not is_literal(condition)
 
 
 def _any(test: Predicate) -> Condition:
-    return lambda _, found: any(map(test, found))
+    return Condition(one=test, many=lambda _, found: any(map(test, found)))
 
 
 def _none(test: Condition) -> Condition:
-    return lambda whole, found: not test(whole, found)
+    one, many = test.one, test.many
+    return Condition(one=lambda value: not one(value), many=lambda whole, found: not many(whole, found))
+
+
+def _arrays(test: Callable[[list[Any]], bool]) -> Condition:
+    """Of the arrays that the path leads to, as they are."""
+    return Condition(
+        one=lambda _: False,
+        many=lambda whole, _: any(isinstance(value, list) and test(value) for value in whole),
+    )
 
 
 def _equal(wanted: Any) -> Predicate:
@@ -212,15 +167,26 @@ def _equal(wanted: Any) -> Predicate:
     if type(wanted) is str:
         return lambda value: type(value) is str and value == wanted
     if is_number(wanted) and not is_nan(wanted):
-        number = number_of(wanted)
-        return lambda value: is_number(value) and not is_nan(value) and bool(number_of(value) == number)
+        return _number(operator.eq, number_of(wanted))
     key = order_key(wanted)
     return lambda value: value is not MISSING and order_key(value) == key
 
 
-def _ordered(compare: Callable[[Any, Any], bool], *, or_equal: bool) -> Callable[[Any, Place], Condition]:
+def _number(compare: Callable[[Any, Any], Any], number: int | float | Decimal) -> Predicate:
+    quick = not isinstance(number, Decimal)
+
+    def test(value: Any) -> bool:
+        kind = type(value)
+        if quick and (kind is float or kind is int):  # not a number compares with nothing
+            return bool(compare(value, number))
+        return is_number(value) and not is_nan(value) and bool(compare(number_of(value), number))
+
+    return test
+
+
+def _ordered(compare: Callable[[Any, Any], Any], *, or_equal: bool) -> Callable[[Any, Place], Condition]:
     def made(argument: Any, at: Place) -> Condition:
-        bound = _literal(argument, at)
+        bound = literal(argument, at)
         if isinstance(bound, Regex):
             raise FilterError(at, "a pattern has no order")
         return _any(_compared(bound, compare, or_equal=or_equal))
@@ -228,35 +194,40 @@ def _ordered(compare: Callable[[Any, Any], bool], *, or_equal: bool) -> Callable
     return made
 
 
-def _compared(bound: Any, compare: Callable[[Any, Any], bool], *, or_equal: bool) -> Predicate:
+def _compared(bound: Any, compare: Callable[[Any, Any], Any], *, or_equal: bool) -> Predicate:
     """Values compare with those of their own kind only, but for the ends of the order."""
     if bound is None or is_nan(bound):
         return _equal(bound) if or_equal else lambda _: False
     if is_number(bound):
-        number = number_of(bound)
-        return lambda value: is_number(value) and not is_nan(value) and compare(number_of(value), number)
+        return _number(compare, number_of(bound))
     key, place = order_key(bound), rank(bound)
     everything = place in (MIN_RANK, MAX_RANK)
     return lambda value: (
-        value is not MISSING and (everything or rank(value) == place) and compare(order_key(value), key)
+        value is not MISSING and (everything or rank(value) == place) and bool(compare(order_key(value), key))
     )
 
 
 def _in(argument: Any, at: Place) -> Condition:
     if not isinstance(argument, list):
         raise FilterError(at, "needs a list")
-    wanted = [_literal(item, (*at, place)) for place, item in enumerate(argument)]
+    wanted = [literal(item, (*at, place)) for place, item in enumerate(argument)]
+    strings = {item for item in wanted if type(item) is str}
     keys = {order_key(item) for item in wanted if not isinstance(item, Regex) and item is not None}
-    others = [_matching(item) for item in wanted if isinstance(item, Regex)]
-    if None in wanted:
-        others.append(_equal(None))
-    return _any(
-        lambda value: (value is not MISSING and order_key(value) in keys) or any(test(value) for test in others)
-    )
+    patterns = [_matching(item) for item in wanted if isinstance(item, Regex)]
+    nothing = None in wanted
+
+    def test(value: Any) -> bool:
+        if type(value) is str:
+            return value in strings or any(pattern(value) for pattern in patterns)
+        if value is MISSING or value is None:
+            return nothing
+        return order_key(value) in keys or any(pattern(value) for pattern in patterns)
+
+    return _any(test)
 
 
 def _not(argument: Any, at: Place) -> Condition:
-    value = _literal(argument, at) if not _is_operators(argument) else None
+    value = literal(argument, at) if not _is_operators(argument) else None
     if isinstance(value, Regex):
         return _none(_any(_matching(value)))
     if value is not None or not _is_operators(argument):
@@ -268,7 +239,10 @@ def _exists(argument: Any, at: Place) -> Condition:
     if not isinstance(argument, (bool, int)):
         raise FilterError(at, "needs true or false")
     wanted = bool(argument)
-    return lambda whole, _: any(value is not MISSING for value in whole) == wanted
+    return Condition(
+        one=lambda value: (value is not MISSING) == wanted,
+        many=lambda whole, _: any(value is not MISSING for value in whole) == wanted,
+    )
 
 
 def _type(argument: Any, at: Place) -> Condition:
@@ -290,7 +264,7 @@ def _type(argument: Any, at: Place) -> Condition:
 def _size(argument: Any, at: Place) -> Condition:
     if not isinstance(argument, int) or isinstance(argument, bool) or argument < 0:
         raise FilterError(at, "needs a number of elements")
-    return lambda whole, _: any(isinstance(value, list) and len(value) == argument for value in whole)
+    return _arrays(lambda array: len(array) == argument)
 
 
 def _mod(argument: Any, at: Place) -> Condition:
@@ -321,22 +295,20 @@ def _all(argument: Any, at: Place) -> Condition:
         if _is_operators(item) and list(item) != ["$elemMatch"]:
             raise FilterError((*at, place), "holds values, or $elemMatch")
         tests.append(_condition(item, (*at, place)))
-    return lambda whole, found: bool(tests) and all(test(whole, found) for test in tests)
+    return Condition(
+        one=lambda value: bool(tests) and all(test.one(value) for test in tests),
+        many=lambda whole, found: bool(tests) and all(test.many(whole, found) for test in tests),
+    )
 
 
 def _elem_match(argument: Any, at: Place) -> Condition:
-    if not isinstance(argument, Mapping) or _is_literal(argument):
+    if not isinstance(argument, Mapping) or is_literal(argument):
         raise FilterError(at, "needs a query, or operators")
     if _is_operators(argument) and not any(name in _LOGIC for name in argument):
         condition = _condition(argument, at)
-        return lambda whole, _: any(
-            isinstance(array, list) and any(condition([item], [item]) for item in array) for array in whole
-        )
+        return _arrays(lambda array: any(condition.many([item], [item]) for item in array))
     query = _query(argument, at)
-    return lambda whole, _: any(
-        isinstance(array, list) and any(isinstance(item, (Mapping, list)) and query(item) for item in array)
-        for array in whole
-    )
+    return _arrays(lambda array: any(isinstance(item, (Mapping, list)) and query(item) for item in array))
 
 
 def _matching(pattern: Regex[str]) -> Predicate:
@@ -351,55 +323,26 @@ def _matching(pattern: Regex[str]) -> Predicate:
 
 
 def _pattern(argument: Any, options: Any, at: Place) -> Regex[str]:
-    literal = _literal(argument, at)
+    value = literal(argument, at)
     if not isinstance(options, str) or any(letter not in _OPTIONS for letter in options):
         raise FilterError((*at[:-1], "$options"), f"{options!r}: the options are some of i, m, s and x")
-    if isinstance(literal, Regex):
-        return literal
-    if not isinstance(literal, str):
+    if isinstance(value, Regex):
+        return value
+    if not isinstance(value, str):
         raise FilterError(at, "needs a pattern")
     flags = 0
     for letter in options:
         flags |= _OPTIONS[letter]
-    return _checked(Regex(literal, flags), at)
+    return checked(Regex(value, flags), at)
 
-
-def _checked(pattern: Regex[Any], at: Place) -> Regex[str]:
-    try:
-        re.compile(pattern.pattern, pattern.flags)
-    except re.error as error:
-        raise FilterError(at, f"no regular expression: {error}") from None
-    return pattern
-
-
-def _literal(value: Any, at: Place) -> Any:
-    """The BSON value that the settings name, with Extended JSON's notation where YAML has no such type."""
-    if isinstance(value, Mapping):
-        if _is_literal(value):
-            try:
-                read = json_util.object_hook(dict(value), _JSON)
-            except (BSONError, ValueError, TypeError, KeyError, ArithmeticError) as error:
-                raise FilterError(at, f"{next(iter(value))}: {error}") from None
-            return _checked(read, at) if isinstance(read, Regex) else read
-        if wrong := next((name for name in value if str(name).startswith("$")), None):
-            raise FilterError((*at, wrong), f"{wrong!r} inside a value")
-        return {name: _literal(item, (*at, name)) for name, item in value.items()}
-    if isinstance(value, list):
-        return [_literal(item, (*at, place)) for place, item in enumerate(value)]
-    return value
-
-
-_JSON: Final = json_util.JSONOptions(
-    datetime_conversion=DatetimeConversion.DATETIME_MS, json_mode=json_util.JSONMode.CANONICAL
-)
 
 _OPERATORS: Final[dict[str, Callable[[Any, Place], Condition]]] = {
     "$eq": lambda argument, at: _any(_equal_to(argument, at)),
     "$ne": lambda argument, at: _none(_any(_equal_to(argument, at))),
-    "$gt": _ordered(lambda a, b: bool(a > b), or_equal=False),
-    "$gte": _ordered(lambda a, b: bool(a >= b), or_equal=True),
-    "$lt": _ordered(lambda a, b: bool(a < b), or_equal=False),
-    "$lte": _ordered(lambda a, b: bool(a <= b), or_equal=True),
+    "$gt": _ordered(operator.gt, or_equal=False),
+    "$gte": _ordered(operator.ge, or_equal=True),
+    "$lt": _ordered(operator.lt, or_equal=False),
+    "$lte": _ordered(operator.le, or_equal=True),
     "$in": _in,
     "$nin": lambda argument, at: _none(_in(argument, at)),
     "$not": _not,
@@ -415,7 +358,7 @@ _OPERATORS: Final[dict[str, Callable[[Any, Place], Condition]]] = {
 
 
 def _equal_to(argument: Any, at: Place) -> Predicate:
-    value = _literal(argument, at)
+    value = literal(argument, at)
     if isinstance(value, Regex):
         raise FilterError(at, "compares with a pattern; $regex matches it")
     return _equal(value)

@@ -78,6 +78,13 @@ def _read(values: Values, kind: int, at: Positions) -> list[Any]:
         return list((values.uint8[at] != 0).tolist())
     if kind == bson_types.NULL:
         return [None] * len(at)
+    if kind == bson_types.STRING:
+        data = values.data
+        ends = (at + 3 + values.int32[at]).tolist()  # without the terminator
+        return [
+            data[begin:end].decode("utf-8", "surrogateescape")
+            for begin, end in zip((at + 4).tolist(), ends, strict=True)
+        ]
     return [_decoded(values.data, kind, place) for place in at.tolist()]
 
 
