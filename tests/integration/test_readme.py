@@ -130,6 +130,11 @@ def test_the_path_from_the_sandbox_to_a_retrain_works_as_written(folder: Path) -
         wait_until(lambda: mongo in (folder / "sandbox.log").read_text(), timeout=STARTS_WITHIN_S, what="the sandbox")
         write(folder)
         run(folder, "validate", "--connect")
+        for words in commands("README.md"):
+            if words[:2] == ["streamtrain", "init"]:
+                given = [word.replace("27117", mongo).replace("19092", kafka) for word in words[1:]]
+                run(folder, *given, "--watch", "0s")
+        run(folder, "validate", "--connect", "--no-models", "--config", "mine.yaml")
         with running(folder, "run", log="daemon.log") as daemon:
 
             def job() -> dict[str, Any]:
