@@ -57,7 +57,8 @@ class Form:
     dead_letter_topic: the job's. work_dir: for temporary files. careful_until: offsets per partition, through which
     each rank tries its rows by itself before they take part in a step, and for at least `careful_s` seconds; empty:
     it need not. forget_through: offsets per partition, of a retrain: documents that end before them are not learned
-    again, nor what they were before; empty: it is none.
+    again, nor what they were before; empty: it is none. replay_topic: the job's; redriven: where each of its partitions
+    is read on from. begins: offsets at which the lineage began to read the source's topic.
     """
 
     generation: int
@@ -81,6 +82,9 @@ class Form:
     careful_until: tuple[int, ...] = ()
     careful_s: float = 0.0
     forget_through: tuple[int, ...] = ()
+    replay_topic: str = ""
+    redriven: tuple[Learned, ...] = ()
+    begins: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -276,7 +276,8 @@ class Round:
     rows below these offsets leave the memory before replay is drawn. replay: rows to replay per partition,
     drawn with `seed`. batch_size: global rows per step, over all ranks. scored: whether its rows count for
     prequential scores (a retrain learns again what was scored before, so its rounds do not). watermark: a cluster
-    time before which every change has been learned once this round is, so that labels that are due by then are absent.
+    time before which every change has been learned once this round is: labels that are due by then are absent.
+    redriven: ranges of the job's replay topic, one per partition (dead letters that somebody had replayed); () without.
     """
 
     number: int
@@ -287,6 +288,7 @@ class Round:
     batch_size: int
     scored: bool = True
     watermark: int = 0
+    redriven: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +307,8 @@ class PlanRequest:
     """All that the planner may look at. number: of the round to cut. planned: where the last planned round
     ends; its counts may be estimates. waiting_since: when the oldest unplanned record was first seen, None
     without one; the same monotonic clock as now. watermark: of the round before. next_absent: the cluster time that
-    the watermark must pass for the next label to be absent; None without one, and while rounds are in flight."""
+    the watermark must pass for the next label to be absent; None without one, and while rounds are in flight.
+    redriven: see Round."""
 
     number: int
     planned: tuple[Learned, ...]
@@ -317,6 +320,7 @@ class PlanRequest:
     scored: bool = True
     watermark: int = 0
     next_absent: int | None = None
+    redriven: tuple[OffsetRange, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -374,6 +378,7 @@ class RoundCounts:
     absent_labels: int = 0  # documents whose label did not come in time: learned (or held out) beside the records read
     labels_after_absent: int = 0  # of `learned` and `held_out`: the document's label had been absent
     lost_waiting: int = 0  # documents that waited, and of which Kafka holds too little to learn them as they were
+    redriven: int = 0  # of `learned` and `held_out`: dead letters that were replayed
 
     def __add__(self, other: RoundCounts) -> RoundCounts:
         return RoundCounts(*(getattr(self, each.name) + getattr(other, each.name) for each in fields(self)))
@@ -423,7 +428,8 @@ class RoundReport:
     rows that are never learned from. fields: per field of the schema. expelled: offsets, per partition, of versions
     that the model could not take: they have left the memory and must not come back to it. waiting: documents that
     wait for a label. next_absent: see PlanRequest. label_latency: counts per bucket of `LABEL_LATENCY_BUCKETS_S` of
-    the time from a waiting document's first version to its label, by cluster time.
+    the time from a waiting document's first version to its label, by cluster time. redriven: where each partition of
+    the job's replay topic stands, of those that the round has read there.
     """
 
     round: int
@@ -443,6 +449,7 @@ class RoundReport:
     waiting: int = 0
     next_absent: int | None = None
     label_latency: tuple[int, ...] = ()
+    redriven: Mapping[int, Learned] = field(default_factory=dict)
 
 
 # Upper bounds, in milliseconds, of the freshness histogram: about 12 % apart; a last bucket holds the rest.
@@ -467,10 +474,12 @@ class Manifest:
 
     id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
     counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
-    (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: places at which the retrain
-    that began this lineage has caught up; None once it has, or without one. holdout: as `scores`, of the rows
+    (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: places through which the weights that
+    this lineage began with had learned already: rows before them are not scored; None beyond, and with new weights. holdout: as `scores`, of the rows
     that are never learned from. expelled: per partition, the offsets inside the window of versions that the model
-    could not take. watermark: of the last round.
+    could not take. watermark: of the last round. hyper: what this lineage is learned with in place of what the job's
+    `hyper` says under the same keys. begins: offsets at which the lineage began to read; not known in manifests of the
+    first releases. redriven: per partition, through where the job's replay topic was learned (a count of -1: not known).
     """
 
     id: str
@@ -497,3 +506,50 @@ class Manifest:
     holdout: Mapping[str, Scores] = field(default_factory=dict)
     expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     watermark: int = 0
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    begins: tuple[int, ...] = ()
+    redriven: tuple[Learned, ...] = ()
+
+
+# --------------------------------------------------------------------------- retrain
+
+
+class RetrainState(StrEnum):
+    LEARNING = "learning"  # its range
+    READY = "ready"  # at its end; it stays until it is promoted or cancelled
+    PROMOTING = "promoting"  # learns what the job has learned since, and then takes the job's place
+
+
+@dataclass(frozen=True, slots=True)
+class Retrain:
+    """A lineage that is learned beside the running job. It is kept in the job's document until it is promoted or
+    cancelled, so that a restart goes on with it.
+
+    topic: whose offsets these are. base: the manifest whose weights it begins with; None: new ones. begins, end: its
+    range, per partition. watermark: a cluster time before which every change lies in the range (0: not known).
+    forget_through: offsets per partition; a document that is deleted before them is not learned. workers: processes.
+    promote: whether it takes the job's place as soon as it has learned its range. since_ms, until_ms: the times that
+    were asked for, for people. head: its newest manifest. hyper: see Manifest.
+    """
+
+    job: str
+    lineage: str
+    state: RetrainState
+    topic: str
+    base: str | None
+    hyper: Mapping[str, Any]
+    workers: int
+    begins: tuple[Learned, ...]
+    end: tuple[Learned, ...]
+    watermark: int
+    forget_through: tuple[int, ...]
+    promote: bool
+    created_ms: int
+    since_ms: int | None = None
+    until_ms: int | None = None
+    head: str | None = None
+
+    @property
+    def records(self) -> int:
+        """In its range."""
+        return sum(end.count - begin.count for begin, end in zip(self.begins, self.end, strict=True))

@@ -51,5 +51,6 @@ def merge_reports(reports: Sequence[RoundReport]) -> RoundReport:
         waiting=sum(report.waiting for report in reports),
         next_absent=min((report.next_absent for report in reports if report.next_absent is not None), default=None),
         label_latency=tuple(map(sum, zip_longest(*(report.label_latency for report in reports), fillvalue=0))),
+        redriven={partition: place for report in reports for partition, place in sorted(report.redriven.items())},
         expelled={partition: offsets for report in reports for partition, offsets in report.expelled.items()},
     )

@@ -27,6 +27,11 @@ def dead_letter_topic(prefix: str, job: str) -> str:
     return f"{prefix}.{job}.dead-letters"
 
 
+def replay_topic(prefix: str, job: str, epoch: int) -> str:
+    """Dead letters of a job that are to be learned after all; epoch and partitions are those of the source's topic."""
+    return f"{prefix}.{job}.replay.{epoch}"
+
+
 def source_dead_letter_topic(prefix: str, source: str) -> str:
     """Change events that could not become records, named by their key."""
     return f"{prefix}.{source}.source-dead-letters"
@@ -35,6 +40,11 @@ def source_dead_letter_topic(prefix: str, source: str) -> str:
 def transactional_id(prefix: str, source: str) -> str:
     """The same for every daemon of a deployment, so that Kafka fences the older publisher of a source."""
     return f"{prefix}.{source}"
+
+
+def replay_transactional_id(prefix: str, job: str) -> str:
+    """One replay of a job's dead letters at a time: a later one ends the earlier one's transaction."""
+    return f"{prefix}.{job}.replay"
 
 
 def kafka_options(kafka: config.Kafka) -> dict[str, Any]:

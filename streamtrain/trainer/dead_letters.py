@@ -29,12 +29,15 @@ _TOO_LARGE = (
 @dataclass(frozen=True, slots=True)
 class Letter:
     """origin: `topic/partition/offset` of the record. reason: `type:dep_delay` and the like, `invalid-bson`.
-    value, headers: the record's own."""
+    value, headers: the record's own. lineage: the one that could not learn it. attempt: how often it had been replayed
+    before that."""
 
     origin: str
     reason: str
     value: bytes
     headers: Sequence[tuple[str, bytes]]
+    lineage: str = ""
+    attempt: int = 0
 
     def named(self) -> Letter:
         """The letter without its document, for a topic that does not take it; `bytes` says how large that was."""
@@ -111,6 +114,8 @@ class DeadLetters:
             ("reason", letter.reason.encode()),
             *([("field", field.encode())] if field else []),
             ("origin", letter.origin.encode()),
+            ("lineage", letter.lineage.encode()),
+            ("attempt", str(letter.attempt).encode()),
             *letter.headers,
         ]
         try:

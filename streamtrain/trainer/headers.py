@@ -17,6 +17,7 @@ from streamtrain.trainer.records import Records
 
 # The order in which the publisher writes them; `wt` is absent where the server has no wall times.
 _NAMES = (b"v", b"n", b"op", b"ns", b"dk", b"ct", b"wt")
+_KNOWN = frozenset(name.decode() for name in _NAMES)
 _SIZES = {b"v": 1, b"n": 8, b"op": 1, b"ct": 8, b"wt": 8}
 _OPERATIONS = frozenset(b"iurd")
 _INT64 = struct.Struct(">q")
@@ -142,10 +143,10 @@ def _alike(data: bytes, span: _Span) -> list[bytes]:
 
 def _one_by_one(batches: Batches, outline: _Outline) -> Records:
     values = _slices(batches.data, outline.value)
-    records = [
-        decode(value, _headers(batches.data, at, end))
-        for value, at, end in zip(values, outline.headers.tolist(), batches.ends.tolist(), strict=True)
+    headers = [
+        _headers(batches.data, at, end) for at, end in zip(outline.headers.tolist(), batches.ends.tolist(), strict=True)
     ]
+    records = [decode(value, found) for value, found in zip(values, headers, strict=True)]
     return Records(
         partition=-1,
         sequence=np.array([record.n for record in records], np.int64),
@@ -157,6 +158,7 @@ def _one_by_one(batches: Batches, outline: _Outline) -> Records:
         cluster_times=np.array([record.cluster_time for record in records], np.uint64).astype(np.int64),
         wall_times_ms=np.array([record.wall_time_ms or 0 for record in records], np.int64),
         values=[record.document or b"" for record in records],
+        others=[{name: value for name, value in found if name not in _KNOWN} for found in headers],
     )
 
 

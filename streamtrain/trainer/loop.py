@@ -139,6 +139,7 @@ class Loop:
             waiting=read.waiting,
             next_absent=read.next_absent,
             label_latency=read.label_latency,
+            redriven=read.redriven,
             holdout=holdout,
             norms=norms,
             fields=read.fields,

@@ -49,7 +49,8 @@ class Reader:
         await self._fetcher.stop()
 
     async def locate(self, *, learned: Mapping[int, Learned], window_begins: Mapping[int, int]) -> Mapping[int, int]:
-        """Goes to where the window begins, or the log if that is later; returns the offsets.
+        """Goes to where the window begins, or the log if that is later; returns the offsets. A place whose count is
+        not known (-1) takes that of the first record there.
 
         Raises OffsetError when records after what was learned are gone, or the log ends before it.
         """
@@ -58,7 +59,7 @@ class Reader:
             place = learned[number]
             begin = min(max(window_begins[number], starts[number]), place.offset)
             partition.fetched, partition.ahead = begin, None
-            partition.count = place.count if begin == place.offset else None
+            partition.count = place.count if begin == place.offset and place.count >= 0 else None
         return {number: partition.fetched for number, partition in self._partitions.items()}
 
     async def read(self, ends: Mapping[int, int]) -> AsyncIterator[list[Records]]:

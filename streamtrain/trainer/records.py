@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,7 +14,7 @@ class Records:
     """sequence (header `n`), offsets, cluster_times (`seconds << 32 | increment`), wall_times_ms (0 when unknown):
     [n] int64. operations: n letters of Operation. namespaces: UTF-8 `db.collection`. keys: BSON `{_id}`.
     document_keys: BSON documentKey, equal to the key where the collection is not sharded. values: raw documents,
-    empty where there is none."""
+    empty where there is none. others: further headers, where records have any."""
 
     partition: int
     sequence: npt.NDArray[np.int64]
@@ -26,6 +26,7 @@ class Records:
     cluster_times: npt.NDArray[np.int64]
     wall_times_ms: npt.NDArray[np.int64]
     values: Sequence[bytes]
+    others: Sequence[Mapping[str, bytes]] | None = None
 
     @classmethod
     def none(cls, partition: int) -> Records:
@@ -48,4 +49,5 @@ class Records:
             cluster_times=self.cluster_times[which],
             wall_times_ms=self.wall_times_ms[which],
             values=self.values[which],
+            others=None if self.others is None else self.others[which],
         )

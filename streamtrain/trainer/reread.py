@@ -137,6 +137,7 @@ def chosen(records: Records, places: npt.NDArray[np.int64]) -> Records | None:
         cluster_times=records.cluster_times[places],
         wall_times_ms=records.wall_times_ms[places],
         values=[records.values[place] for place in at],
+        others=None if records.others is None else [records.others[place] for place in at],
     )
 
 
@@ -154,4 +155,5 @@ def _joined(parts: Sequence[Records]) -> Records:
         cluster_times=np.concatenate([part.cluster_times for part in parts]),
         wall_times_ms=np.concatenate([part.wall_times_ms for part in parts]),
         values=[value for part in parts for value in part.values],
+        others=None,
     )

@@ -45,7 +45,7 @@ class RoundRows:
     """A round, read and decoded, of the partitions that this rank owns (in order of partition).
 
     learned: where each owned partition stands after this round. timings: seconds of `read`, `decode`, `memory`.
-    waiting, next_absent, label_latency, fields: as in RoundReport.
+    waiting, next_absent, label_latency, fields, redriven: as in RoundReport.
     """
 
     round: Round
@@ -60,3 +60,4 @@ class RoundRows:
     next_absent: int | None = None
     label_latency: tuple[int, ...] = ()
     fields: Mapping[str, FieldCounts] = field(default_factory=dict)
+    redriven: Mapping[int, Learned] = field(default_factory=dict)

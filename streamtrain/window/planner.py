@@ -1,5 +1,6 @@
 """Cuts rounds from what a topic holds: pure, so the same request gives the same round. It never plans past the
-published end, never leaves a gap between rounds, and asks for one without records only for labels that are absent."""
+published end, never leaves a gap between rounds, and asks for one without records only for labels that are absent,
+or for dead letters that were replayed."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ def plan(request: PlanRequest) -> Planned | Wait:
     pending = [_pending(place, request.frontier, p) for p, place in enumerate(request.planned)]
     records = sum(part.records for part in pending)
     if records == 0:
-        if request.next_absent is None or request.watermark <= request.next_absent:
+        absent = request.next_absent is not None and request.watermark > request.next_absent
+        if not absent and not request.redriven:
             return Wait(until=None)
         return Planned(_round(request, request.planned, fresh_records=0), request.planned)
     settings = request.settings
@@ -92,6 +94,7 @@ def _round(request: PlanRequest, planned: Sequence[Learned], *, fresh_records: i
         batch_size=settings.batch_size,
         scored=request.scored,
         watermark=request.watermark,
+        redriven=request.redriven,
     )
 
 

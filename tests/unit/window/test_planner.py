@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamtrain.types import Frontier, Learned, PartitionFrontier, Planned, PlanRequest, PlanSettings, Wait
+from streamtrain.types import Frontier, Learned, OffsetRange, PartitionFrontier, Planned, PlanRequest, PlanSettings, Wait
 from streamtrain.window.planner import plan, replay_rows, round_seed, share_out, spread, window_begins
 
 SETTINGS = PlanSettings(max_wait_s=0.1, max_records=100, batch_size=32, replay_ratio=1.0, seed=7)
@@ -217,3 +217,16 @@ def test_markers_do_not_make_the_window_smaller() -> None:
 def test_a_window_stays_between_log_start_and_end() -> None:
     front = frontier((100, 100), (100, 100), begins=[30, 0])
     assert window_begins([10, 200], front, max_records=1000) == (30, 100)
+
+
+def test_dead_letters_that_were_replayed_make_a_round_without_records() -> None:
+    ranges = (OffsetRange("t.job.replay.0", 0, 0, 2, 5), OffsetRange("t.job.replay.0", 0, 1, 0, 0))
+    asked = replace(request(frontier((0, 0), (0, 0))), redriven=ranges)
+    round_ = planned(asked).round
+    assert round_.redriven == ranges
+    assert [part.span for part in round_.fresh] == [0, 0]
+
+
+def test_dead_letters_that_were_replayed_are_learned_with_what_is_new() -> None:
+    ranges = (OffsetRange("t.job.replay.0", 0, 0, 2, 5),)
+    assert planned(replace(request(frontier((0, 9))), redriven=ranges)).round.redriven == ranges
