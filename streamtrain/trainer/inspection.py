@@ -10,8 +10,7 @@ import keras
 from streamtrain.trainer.model import JobModel
 
 
-def traits(model: JobModel, strategy: Any) -> dict[str, Any]:
-    outside = [v.path for v in model.keras.variables if not strategy.extended.variable_created_in_scope(v.value)]
+def traits(model: JobModel) -> dict[str, Any]:
     return {
         "layers": len(model.layers),
         "weights": sum(int(v.shape.num_elements() or 0) for v in model.keras.trainable_variables),
@@ -20,7 +19,6 @@ def traits(model: JobModel, strategy: Any) -> dict[str, Any]:
         "own_losses": len(model.keras.losses),
         "lambdas": [layer.path for layer in model.layers if isinstance(layer, keras.layers.Lambda)],
         "unused_features": _unused(model),
-        "outside_scope": outside,
         "other_state": _other_state(model),
     }
 

@@ -7,6 +7,7 @@ import copy
 import hashlib
 import importlib
 import json
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
@@ -36,6 +37,8 @@ TF_DTYPES = {
 }
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev")
 _STOCHASTIC = ("Random", "SpectralNormalization", "RandAugment", "AugMix", "MixUp", "CutMix", "AutoContrast")
+_NODE = re.compile(r"\x1b\[\d+m|\{\{[^}]*\}\}")  # colours and {{function_node ...}}
+_WRAPPED = "Exception encountered when calling"
 _RESHAPING = ("Identity", "Reshape", "Squeeze", "ExpandDims", "StridedSlice", "Cast")
 _FUNCTIONAL = type(keras.Model(_input := keras.Input((1,)), _input))
 
@@ -87,8 +90,10 @@ def find_builder(name: str) -> Builder:
 
 
 def _told(error: BaseException) -> str:
-    text = str(error).strip()
-    return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__
+    """Its first line that says something: Keras wraps what a layer raises, and TensorFlow names the graph's node."""
+    lines = [_NODE.sub("", line).strip() for line in str(error).splitlines()]
+    said = [line for line in lines if line and not line.startswith(_WRAPPED)]
+    return f"{type(error).__name__}: {said[0][:300]}" if said else type(error).__name__
 
 
 def set_precision(dtype: str) -> None:
@@ -151,14 +156,20 @@ class JobModel:
         try:
             raw = self.keras(self._made_up_inputs(), training=False)
         except Exception as error:
-            fields = ", ".join(repr(feature.field) for feature in self.schema.features)
+            fields = ", ".join(f"{feature.field!r} {_described(feature)}" for feature in self.schema.features)
             raise ModelError(
                 f"model {self._name!r} cannot take the job's features: {_told(error)}",
-                hint=f"its inputs must be named after (some of) the fields {fields}; a scalar field is a [batch] or "
-                "[batch, 1] tensor, a vector [batch, length]",
+                hint=f"its inputs must be named after (some of) the fields, and be of their types: {fields}; a scalar "
+                "is a [batch] or [batch, 1] tensor",
             ) from error
         if not self.keras.trainable_variables:
             raise ModelError(f"model {self._name!r} has no trainable weights", hint="is every layer frozen?")
+        for variable in self.keras.variables if tf.distribute.has_strategy() else ():
+            if not tf.distribute.get_strategy().extended.variable_created_in_scope(variable.value):
+                raise ModelError(
+                    f"model {self._name!r}: {variable.path} was made before the model's function was called",
+                    hint="make every layer inside the function: it is called in the scope of the workers' strategy",
+                )
         return self.outputs(raw)
 
     def _made_up_inputs(self) -> Any:
@@ -307,6 +318,11 @@ def _optimizer_config(wanted: Mapping[str, Any]) -> dict[str, Any]:
     if "config" in options:
         return options
     return {"class_name": options.pop("class_name", None) or options.pop("name", "adam"), "config": options}
+
+
+def _described(feature: Feature) -> str:
+    kind = "int64" if feature.buckets is not None else TF_DTYPES[feature.dtype].name
+    return kind if feature.width is None else f"{kind} [batch, {feature.width}]"
 
 
 def _is_probability(operation: Any) -> bool:

@@ -64,12 +64,7 @@ class Trial:
         from streamtrain.trainer import inspection
 
         self._model, self._loop = self._made()
-        found = inspection.traits(self._model, self._strategy)
-        if outside := found.pop("outside_scope"):
-            raise ModelError(
-                f"the variable {outside[0]} was made before the model's function was called",
-                hint="make every layer inside the function: it is called in the scope of the workers' strategy",
-            )
+        found = inspection.traits(self._model)
         self._loop.prepare()
         first = self._folder / "first.npz"
         if self._world == 1:
@@ -244,8 +239,6 @@ def run(given: Mapping[str, Any], say: Callable[[dict[str, Any]], None]) -> None
     """given: job, documents (a file of BSON documents), folder, rank, world, and perhaps module and its file."""
     stage = "build"
     try:
-        if given.get("file"):
-            _import_file(given["module"], given["file"])
         trial = Trial(
             job=config.Job.model_validate(given["job"]),
             documents=[bytes(raw.raw) for raw in _documents(Path(given["documents"]))],
@@ -253,6 +246,8 @@ def run(given: Mapping[str, Any], say: Callable[[dict[str, Any]], None]) -> None
             rank=given["rank"],
             world=given["world"],
         )
+        if given.get("file"):
+            _import_file(given["module"], given["file"])
         for stage, do in trial.alone() if given["world"] == 1 else trial.beside():
             try:
                 say({"stage": stage, "found": do()})

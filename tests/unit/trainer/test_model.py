@@ -221,6 +221,15 @@ def test_a_sigmoid_is_found_wherever_the_model_ends_in_it(make: Callable[..., An
     assert make(build, labels=[BINARY]).losses.logits == {"y": False}
 
 
+def test_a_variable_that_was_made_before_is_named(make: Callable[..., Any]) -> None:
+    import keras
+
+    before = keras.layers.Dense(1)
+    before.build((None, 2))
+    with pytest.raises(ModelError, match=r"dense.*/kernel was made before the model's function was called"):
+        make(lambda schema, hyper: keras.Sequential([keras.Input((2,)), before]))
+
+
 LABELS = [REGRESSION, {**BINARY, "field": "b"}, {**THREE, "field": "c"}]
 
 
