@@ -17,7 +17,7 @@ def check(job: config.Job) -> None:
     from streamtrain.trainer.decode import Decoder
     from streamtrain.trainer.model import JobModel, set_precision
 
-    Decoder(job.schema_())
+    Decoder.of(job)
 
     set_precision(job.dtype)
     JobModel(job=job)
