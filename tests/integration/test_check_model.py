@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,6 +25,7 @@ from streamtrain.testing import check_model
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.xdist_group("check-model")]
 
 HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
 SCHEMA: dict[str, Any] = {
     "features": [
         {"field": "x", "dtype": "float32", "length": 3},
@@ -152,6 +154,16 @@ def test_a_user_s_test_fails_with_advice() -> None:
     with pytest.raises(AssertionError, match="was made before the model's function was called") as raised:
         check_model(checked_models.outside, schema=SCHEMA, documents=documents())
     assert "advice: make every layer inside the function" in str(raised.value)
+
+
+def test_the_test_that_the_docs_show_passes(tmp_path: Path) -> None:
+    for page in ("README.md", "docs/models.md"):
+        for name, text in re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (ROOT / page).read_text(), re.DOTALL):
+            (tmp_path / name).write_text(text)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_flight_models.py"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout
+    assert "1 passed" in done.stdout
 
 
 def test_a_function_that_workers_cannot_import_is_refused() -> None:
