@@ -65,11 +65,12 @@ def look(
     with _connected(uri) as client, _explained(namespace):
         raw = client.get_database(database).with_options(codec_options=_RAW)
         there = raw.get_collection(collection, read_preference=ReadPreference.SECONDARY_PREFERRED)
+        _followable(client, database, collection)
         say(f"reading up to {sample:,} documents of {namespace}")
         profile, ids = _profile(_sampled(there, sample), clock)
         if not profile.documents:
             raise _nothing(client, database, collection)
-        newest, newest_ids = _profile(_newest(there), clock)
+        newest, newest_ids = _profile(_newest(there, by_key=len(ids) == profile.documents), clock)
         count = there.estimated_document_count(maxTimeMS=int(SAMPLE_TIMEOUT_S * 1000))
         if watch_s > 0:
             say(f"watching for {watch_s:g} s how it is written to")
@@ -127,10 +128,12 @@ def _sampled(there: Collection[RawBSONDocument], sample: int) -> Iterator[RawBSO
         yield from there.find().sort("$natural", -1).limit(sample).max_time_ms(limit_ms)
 
 
-def _newest(there: Collection[RawBSONDocument]) -> Iterator[RawBSONDocument]:
-    """In the order in which documents are stored, which is about that of their inserts."""
+def _newest(there: Collection[RawBSONDocument], *, by_key: bool) -> Iterator[RawBSONDocument]:
+    """by_key: whether the keys are object ids, which tell the time; else in the order in which documents are stored,
+    which is about that of their inserts."""
     try:
-        yield from there.find().sort("$natural", -1).limit(NEWEST).max_time_ms(int(SAMPLE_TIMEOUT_S * 1000))
+        order = "_id" if by_key else "$natural"
+        yield from there.find().sort(order, -1).limit(NEWEST).max_time_ms(int(SAMPLE_TIMEOUT_S * 1000))
     except OperationFailure as error:
         if meaning(error, namespace=there.full_name) is not None:
             raise
@@ -186,6 +189,20 @@ def _pace(count: int, habits: Habits, *, sampled: list[ObjectId], newest: list[O
     if seconds < _SHORTEST_GROWTH_S:
         return Pace(count)  # loaded in one go: nothing is known of how it grows
     return Pace(count, count / 2 / seconds, "from the times in the keys")
+
+
+def _followable(client: MongoClient[dict[str, Any]], database: str, collection: str) -> None:
+    """Raises MongoError for what has documents but no changes to follow."""
+    try:
+        found = list(client[database].list_collections(filter={"name": collection}))
+    except OperationFailure:
+        return  # this user may not look; the change stream will tell
+    kind = found[0].get("type", "collection") if found else "collection"
+    if kind != "collection":
+        raise MongoError(
+            f"{database}.{collection} is a {kind}: MongoDB tells no changes of it",
+            hint="name the collection that the documents are written to",
+        )
 
 
 def _nothing(client: MongoClient[dict[str, Any]], database: str, collection: str) -> StreamtrainError:

@@ -57,10 +57,13 @@ class Habits:
         names = _with_parents(path)
         return sum(count for touched, count in self._updates.items() if touched & names)
 
-    def updated_with(self, path: str, other: str) -> int:
-        """Updates that set both."""
-        names, others = _with_parents(path), _with_parents(other)
-        return sum(count for touched, count in self._updates.items() if touched & names and touched & others)
+    def most_updated(self, limit: int) -> list[tuple[str, float]]:
+        """The paths that updates set most often, each with its share of the updates."""
+        counts: Counter[str] = Counter()
+        for touched, count in self._updates.items():
+            counts.update(dict.fromkeys(touched, count))
+        ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+        return [(path, count / self.updates) for path, count in ranked[:limit]]
 
 
 def _touched(description: Mapping[str, Any]) -> frozenset[str]:

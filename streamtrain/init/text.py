@@ -18,6 +18,7 @@ _PLAIN = re.compile(r"^[A-Za-z_][A-Za-z0-9_.]*$")
 _WORDS_OF_YAML = frozenset({"true", "false", "null", "yes", "no", "on", "off", "y", "n", "nan", "inf"})
 _WIDTH = 118
 _SHOWN_LEFT_OUT = 60
+_SHOWN_UPDATED = 8
 
 
 def render(suggestion: Suggestion, *, kafka: str, uri: str | None, uri_file: str | None) -> str:
@@ -96,11 +97,19 @@ def _habits(s: Suggestion) -> Iterator[str]:
     if habits.unseen:
         yield from _comment(f"How the collection is written to could not be watched: {_safe(habits.unseen)}", "")
     elif habits.seconds:
-        counts = (
-            f"{habits.inserts:,} inserts, {habits.updates:,} updates, {habits.replaces:,} replacements and "
-            f"{habits.deletes:,} deletes"
+        kinds = (
+            ("inserts", habits.inserts),
+            ("updates", habits.updates),
+            ("replacements", habits.replaces),
+            ("deletes", habits.deletes),
         )
-        yield from _comment(f"In {habits.seconds:.0f} s of watching there were {counts}.", "")
+        counts = ", ".join(
+            f"{count:,} {kind} ({habits.per_second(count):.3g} a second)" for kind, count in kinds if count
+        )
+        yield from _comment(f"In {habits.seconds:.0f} s of watching there were {counts or 'no writes'}.", "")
+        if habits.updates:
+            set_ = ", ".join(f"{_safe(path)} ({share:.0%})" for path, share in habits.most_updated(_SHOWN_UPDATED))
+            yield from _comment(f"What updates set most often: {set_}.", "")
     if habits.deletes:
         yield from _comment(
             "A deleted document is forgotten: it is not learned again. If your deletes only clear away what is "
@@ -117,9 +126,9 @@ def _label(s: Suggestion) -> Iterator[str]:
     yield from _comment(f"What is predicted: {_safe(label.field)} ({asked}{_safe(reasons)}).", "      ")
     if label.note:
         yield from _comment(f"{label.note[:1].upper()}{label.note[1:]}.", "      ")
-    if s.others:
-        others = ", ".join(_safe(each.field) for each in s.others)
-        yield from _comment(f"It could also have been {others}: --label FIELD chooses.", "      ")
+    for each in s.others:
+        told = f"It could also have been {_safe(each.field)} ({_safe('; '.join(each.reasons))})."
+        yield from _comment(told, "      ")
     if label.late and label.absent_value is None:
         yield from _comment("A document waits without it, and is learned from when an update brings it.", "      ")
     if not label.late:

@@ -241,6 +241,10 @@ def test_where_there_is_nothing_to_suggest_it_says_what_to_do(
     mongo_server: ThreadedMongo, client: Client, tmp_path: Path
 ) -> None:
     client["shop"].create_collection("empty")
+    client["shop"].create_collection("seen", viewOn="static")
+    with pytest.raises(MongoError, match=r"shop\.seen is a view") as told:
+        run(mongo_server.uri, tmp_path, "seen")
+    assert told.value.hint.startswith("name the collection")
     client["shop"]["static"].insert_many([{"a": n / 3, "kind": "st"[n % 2]} for n in range(100)])
     with pytest.raises(MongoError, match=r"shop\.empty is empty") as told:
         run(mongo_server.uri, tmp_path, "empty")

@@ -156,15 +156,16 @@ class CatalogCommands:
         predicate = compile_filter(request.body.get("filter") or {}, self._documents.scope())
         found = []
         for name, collection in sorted(self._engine.databases.get(request.db, {}).items()):
+            kind = "view" if "viewOn" in collection.options else "collection"
             described = {
                 "name": name,
-                "type": "collection",
+                "type": kind,
                 "options": collection.options,
                 "info": {"readOnly": False, "uuid": Binary(collection.namespace.uuid, 4)},
                 "idIndex": {"v": 2, "key": {"_id": 1}, "name": "_id_"},
             }
             if predicate(described):
-                found.append({"name": name, "type": "collection"} if request.body.get("nameOnly") else described)
+                found.append({"name": name, "type": kind} if request.body.get("nameOnly") else described)
         namespace = f"{request.db}.$cmd.listCollections"
         return listing_reply(namespace, [raw.encode(document) for document in found])
 

@@ -17,7 +17,7 @@ def test_what_inserts_bring_and_updates_set_is_counted_by_path() -> None:
     assert (habits.inserted("a.b"), habits.inserted("c"), habits.inserted("label")) == (1, 0, 0)
     assert (habits.updated("a.b"), habits.updated("label"), habits.updated("c")) == (2, 1, 1)
     assert (habits.updated("list"), habits.updated("tail"), habits.updated("a.other")) == (1, 1, 1)
-    assert (habits.updated_with("label", "a.b"), habits.updated_with("label", "list")) == (1, 0)
+    assert habits.most_updated(2) == [("a", 0.25), ("a.b", 0.25)]
     assert habits.per_second(habits.writes) == 3.0
     assert Habits().per_second(9) == 0.0
 

@@ -47,7 +47,10 @@ def test_every_line_says_why(tmp_path: Path) -> None:
     suggestion = suggest(seen(old + new, newest=new, events=events, seconds=4.0, pace=Pace(130, 0.01, "seen in 4 s")))
     text = render(suggestion, kafka="broker:9092", uri=None, uri_file="my.uri")
     assert "uri_file: my.uri" in text.replace('"', "")
-    assert "In 4 s of watching there were 40 inserts, 1 updates, 0 replacements and 1 deletes." in text
+    assert "40 inserts (10 a second), 1 updates (0.25 a second), 1 deletes (0.25 a second)." in text.replace(
+        "\n# ", " "
+    )
+    assert "What updates set most often: clicked (100%), x (100%)." in text
     assert "on_delete: keep" in text
     assert "features_as_of: first" in text
     assert 'absent_after: "24h", absent_value: false' in text
