@@ -15,7 +15,8 @@ from streamtrain.trainer.rows import Column
 from streamtrain.types import Schema
 
 _LEAST_CAPACITY = 64
-_STRING_BYTES = 60  # of a short string object, about
+_OBJECT_BYTES = 33  # of a string or binary object, beside its content
+_SAMPLED_ROWS = 32
 
 ABSENT_BITS = 22
 """A version's code, by which the log is ordered, is its offset with as many zero bits behind it. Of one whose label was
@@ -42,11 +43,21 @@ class VersionLog:
     @property
     def nbytes(self) -> int:
         """About what the versions take."""
-        strings = sum(column.size for column in self._columns.values() if column.dtype == np.object_)
         arrays = [self.codes, self.offsets, self.cluster_times, self._alive]
         arrays += [*self._columns.values(), *self._labels.values()]
         arrays += [self._held] if self.weights is None else [self._held, self.weights]
-        return sum(array.nbytes for array in arrays) + _STRING_BYTES * strings * self._tail // len(self.offsets)
+        return sum(array.nbytes for array in arrays) + self._tail * self._object_bytes()
+
+    def _object_bytes(self) -> int:
+        """Of the strings and the binary data of a row, by a few rows from all over the log."""
+        rows = np.arange(0, self._tail, max(1, self._tail // _SAMPLED_ROWS))
+        sizes = [
+            _OBJECT_BYTES + len(value)
+            for column in self._columns.values()
+            if column.dtype == np.object_
+            for value in column[rows].ravel().tolist()
+        ]
+        return sum(sizes) // max(1, len(rows))
 
     def append(
         self,

@@ -38,10 +38,11 @@ class Losses:
         self._labels = tuple(labels)
         self._real = real
         self.logits = {field: not found for field, found in probabilities.items()}
-        compiled = getattr(model, "compiled", False) and getattr(model, "loss", None) is not None
+        compiled = getattr(model, "compiled", False)
         names = [str(each) for each in getattr(model, "output_names", ())]
-        wanted = self._by_label(model.loss if compiled else None, names, "loss")
-        weights = model._compile_loss._user_loss_weights if compiled else None
+        wanted = self._by_label(getattr(model, "loss", None) if compiled else None, names, "loss")
+        # Private, and a test says so when Keras changes it: the public form fails for losses without a name.
+        weights = model._compile_config.config["loss_weights"] if compiled else None
         self._weights = self._by_label(weights, names, "loss_weights")
         for field, weight in self._weights.items():
             if weight is not None and not (isinstance(weight, (int, float)) and weight >= 0):

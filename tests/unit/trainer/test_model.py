@@ -267,6 +267,7 @@ def test_several_outputs_have_a_loss_and_a_kind_each(make: Callable[..., Any], f
     ("form", "loss", "weights"),
     [
         ("list", ["mae", None, None], [0.5, 1, 0]),
+        ("list", [lambda y, p: abs(y - p), None, None], [0.5, 1, 0]),
         ("list", {"out_y": "mae"}, {"out_y": 0.5, "out_c": 0}),
         ("dict", {"y": "mae"}, {"y": 0.5, "c": 0}),
     ],
@@ -281,6 +282,14 @@ def test_compiled_losses_and_their_weights_belong_to_labels(
     rows = model.losses.rows({"y": tf.constant([1.0, 2.0]), "b": tf.zeros(2), "c": tf.zeros(2)}, outputs)
     np.testing.assert_allclose(rows["y"], [1.0, 2.0])
     np.testing.assert_allclose(model.losses.total(rows), 0.5 * np.array([1.0, 2.0]) + np.log(2), rtol=1e-5)
+
+
+def test_weights_count_also_without_a_compiled_loss(make: Callable[..., Any]) -> None:
+    import tensorflow as tf
+
+    model = make(several("list", loss_weights=[0, 0, 3]), labels=LABELS)
+    rows = {"y": tf.constant([1.0]), "b": tf.constant([1.0]), "c": tf.constant([2.0])}
+    np.testing.assert_allclose(model.losses.total(rows), [6.0])
 
 
 @pytest.mark.parametrize(
