@@ -97,20 +97,19 @@ class Stack:
 
     def take_out(self, rows: npt.NDArray[np.int64]) -> None:
         """Makes padding of these rows: no trace of what they hold stays."""
-        gone = np.isin(self.rows, rows)
+        self.pad(np.isin(self.rows, rows))
+
+    def pad(self, gone: npt.NDArray[np.bool_]) -> None:
+        """Puts rows that count, of the same step if there are any, in the place of what stands in `gone` [K, B]."""
         for values in (self.real, self.weights, self.scored):
             values[gone] = 0
-        self.overwrite(gone)
-
-    def overwrite(self, gone: npt.NDArray[np.bool_]) -> None:
-        """Puts rows that count, of the same step if there are any, in the place of what stands in `gone` [K, B]."""
-        good = (self.weights > 0) & ~gone
+        good = self.weights > 0
         anywhere = np.argwhere(good)
         for step in np.flatnonzero(gone.any(axis=1)).tolist():
             place = (
                 (step, int(good[step].argmax())) if good[step].any() else tuple(anywhere[0]) if len(anywhere) else ()
             )
-            for values in (*self.packs, self.labels):
+            for values in (*self.packs, self.labels, self.rows):
                 values[step][gone[step]] = values[place] if place else _nothing(values.dtype)
 
 
@@ -183,7 +182,7 @@ def stacks(
         )
         idle = real & (stack.weights == 0)
         if idle.any():  # nothing that a row of weight zero holds may be felt, not even as a number that is none
-            stack.overwrite(np.isin(stack.rows, stack.rows[idle]))
+            stack.take_out(stack.rows[idle])
         yield stack
 
 

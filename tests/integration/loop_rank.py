@@ -13,9 +13,11 @@ import tensorflow as tf
 
 from streamtrain import config
 from streamtrain.clock import SystemClock
+from streamtrain.errors import ReplicasDifferError
 from streamtrain.trainer.checkpoint import restore_state, state_bytes
 from streamtrain.trainer.loop import Loop
 from streamtrain.trainer.model import JobModel, set_precision
+from streamtrain.trainer.refusals import Refusal
 from streamtrain.trainer.rows import RoundRows, Rows
 from streamtrain.types import Round, RoundCounts
 
@@ -36,7 +38,7 @@ def job_of(options: dict[str, Any]) -> config.Job:
                 {"field": "at.time", "dtype": "datetime"},
                 {"field": "flag", "dtype": "bool"},
             ],
-            "labels": [options["label"]],
+            "labels": labels_of(options),
             "model": options["model"],
             "hyper": options.get("hyper", {}),
             "optimizer": options.get("optimizer"),
@@ -44,6 +46,10 @@ def job_of(options: dict[str, Any]) -> config.Job:
             "dtype": options["dtype"],
         }
     )
+
+
+def labels_of(options: dict[str, Any]) -> list[dict[str, Any]]:
+    return options["labels"] if "labels" in options else [options["label"]]
 
 
 def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
@@ -56,11 +62,18 @@ def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
         x = rng.normal(size=(n, 6))
         word = rng.integers(0, len(WORDS), n)
         target = x[:, 0] - 0.5 * x[:, 1] + 0.3 * (word == 2) + 0.1 * rng.normal(size=n)
-        label = target if options["label"]["task"] == "regression" else (target > 0).astype(float)
+        labels = {
+            label["field"]: target if label["task"] == "regression" else (target > 0).astype(float)
+            for label in labels_of(options)
+        }
         weights = rng.uniform(0.5, 2.0, n)
         weights[rng.random(n) < 0.05] = 0.0
         scored = rng.random(n) < 0.5
         order = np.arange(n) if shuffle is None else shuffle.permutation(n)
+        if options.get("poisoned"):
+            label[rng.random(n) < options["poisoned"]] = np.nan
+            x[rng.random(n) < options["poisoned"], 0] = np.inf
+        held = rng.random(n) < options["held"] if options.get("held") else None
         found.append(
             Rows(
                 partition=partition,
@@ -71,10 +84,12 @@ def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
                     "at.time": rng.integers(1_700_000_000_000, 1_710_000_000_000, n)[order],
                     "flag": (rng.random(n) < 0.5)[order],
                 },
-                labels={"y": label.astype(options["dtype"])[order]},
+                labels={field: values.astype(options["dtype"])[order] for field, values in labels.items()},
                 weights=weights[order],
                 scored=scored[order],
                 wall_time_ms=np.zeros(n, np.int64),
+                held=held,
+                offsets=1000 * number + np.arange(n),
             )
         )
     return found
@@ -85,12 +100,14 @@ def train(strategy: Any, options: dict[str, Any], *, rank: int, world: int, fold
     set_precision(options["dtype"])
     with strategy.scope():
         model = JobModel(job=job_of(options))
+    refusals: list[Refusal] = []
     loop = Loop(
         strategy=strategy,
         model=model,
         partitions=PARTITIONS,
         clock=SystemClock(),
         on_progress=lambda stage, done: None,
+        on_refusals=refusals.extend,
     )
     if options.get("restore"):
         restore_state(model, Path(options["restore"]), rank=rank)
@@ -101,6 +118,8 @@ def train(strategy: Any, options: dict[str, Any], *, rank: int, world: int, fold
         rows = [part for part in rows_of_round(number, options) if part.partition % world == rank]
         round_ = Round(number, (), (), (), 0, BATCH_SIZE)
         reports.append(loop.run(RoundRows(round_, tuple(rows), {}, RoundCounts(), {}, {}, 0, 0)))
+    if options.get("tampered"):
+        return {"verified": [told(loop), told(loop, tamper=model.keras.weights[0] if rank == world - 1 else None)]}
     (folder / f"{options['name']}-{world}-{rank}.npz").write_bytes(state_bytes(model, rank=rank))
     scores = [report.scores["y"] for report in reports]
     return {
@@ -108,7 +127,23 @@ def train(strategy: Any, options: dict[str, Any], *, rank: int, world: int, fold
         "steps": sum(report.steps for report in reports),
         "rows": sum(score.rows for score in scores),
         "loss": sum(score.loss for score in scores),
+        "refused": sorted([refusal.partition, refusal.offset, refusal.reason] for refusal in refusals),
+        "held": sum(report.holdout["y"].loss for report in reports if report.holdout),
+        "gradient": sum(report.norms.gradient_sum for report in reports),
     }
+
+
+def told(loop: Loop, tamper: Any = None) -> str:
+    """What `verify` says; tamper: a variable of which one bit is turned before."""
+    if tamper is not None:
+        value = np.array(tamper.numpy())
+        value.view(np.uint8).ravel()[0] ^= 1
+        tamper.assign(value)
+    try:
+        loop.verify()
+    except ReplicasDifferError:
+        return "differ"
+    return "same"
 
 
 def main(argument: str) -> None:

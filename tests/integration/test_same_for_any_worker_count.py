@@ -24,6 +24,7 @@ HERE = Path(__file__).parent
 GROUP_TIMEOUT_S = 300
 REGRESSION = {"field": "y", "dtype": "float64", "task": "regression"}
 CLASSIFICATION = {"field": "y", "dtype": "int32", "task": "classification"}
+KIND = {**CLASSIFICATION, "field": "kind"}
 SGD = {"class_name": "sgd", "learning_rate": 0.05, "momentum": 0.9}
 ADAM = {"class_name": "adam", "learning_rate": 0.01, "global_clipnorm": 1.0}
 Weights = dict[str, Any]
@@ -64,7 +65,9 @@ def train(folder: Path, *, world: int, scenarios: Sequence[Scenario]) -> list[Ou
     assert [process.returncode for process in ranks] == [0] * world
     return [
         Outcome(
-            replicas=[_load(state_file(folder, scenario, world, rank)) for rank in range(world)],
+            replicas=[
+                _load(file) for rank in range(world) if (file := state_file(folder, scenario, world, rank)).exists()
+            ],
             reports=[json.loads(lines[place]) for lines in printed],
         )
         for place, scenario in enumerate(scenarios)
@@ -94,6 +97,7 @@ def test_float64_weights_agree_to_1e_10_after_200_rounds(tmp_path: Path) -> None
         {**common, "name": "directed", "model": "small_models:directed", "optimizer": SGD, "rounds": 40},
         {**mlp, "name": "sum", "optimizer": {**SGD, "learning_rate": 1e-4}, "loss_reduction": "sum", "rounds": 40},
         {**common, "name": "classifier", "model": "builtin", "optimizer": ADAM, "label": CLASSIFICATION, "rounds": 40},
+        {**common, "name": "labels", "model": "builtin", "labels": [REGRESSION, KIND], "rounds": 40},
     ]
     alone = train(tmp_path, world=1, scenarios=scenarios)
     for world in (2, 3):
@@ -129,6 +133,34 @@ def test_replicas_stay_identical_with_dropout_and_plain_batch_normalisation(tmp_
     noisy = {"name": "noisy", "rounds": 30, "model": "small_models:noisy", "dtype": "float32", "label": REGRESSION}
     (found,) = train(tmp_path, world=2, scenarios=[noisy])
     assert difference(*found.replicas) == 0.0
+
+
+def test_rows_that_are_left_out_or_held_out_are_the_same_for_any_number_of_workers(tmp_path: Path) -> None:
+    common: Scenario = {"rounds": 10, "dtype": "float64", "label": REGRESSION, "poisoned": 0.01, "held": 0.05}
+    scenarios = [
+        {**common, "name": "poisoned", "model": "small_models:mlp", "optimizer": ADAM},
+        {**common, "name": "moments", "model": "builtin"},
+        {**common, "name": "masks", "model": "small_models:noisy"},
+    ]
+    alone, found = (train(tmp_path, world=world, scenarios=scenarios) for world in (1, 2))
+    assert len(alone[0].reports[0]["refused"]) > 5
+    for one, several in zip(alone, found, strict=True):
+        assert difference(*several.replicas) == 0.0
+        assert sorted(row for report in several.reports for row in report["refused"]) == one.reports[0]["refused"]
+        for report in several.reports:
+            assert report["steps"] == one.reports[0]["steps"]
+            assert report["rows"] == one.reports[0]["rows"]
+    for one, several in zip(alone[:2], found, strict=False):  # masks differ by the rank
+        assert difference(one.replicas[0], several.replicas[0]) <= 1e-10
+        for report in several.reports:
+            assert report["held"] == pytest.approx(one.reports[0]["held"], rel=1e-10)
+            assert report["gradient"] == pytest.approx(one.reports[0]["gradient"], rel=1e-8)
+
+
+def test_a_replica_of_which_one_bit_differs_is_noticed_by_all(tmp_path: Path) -> None:
+    tampered = {"name": "tampered", "rounds": 3, "model": "small_models:mlp", "dtype": "float32", "label": REGRESSION}
+    (found,) = train(tmp_path, world=3, scenarios=[{**tampered, "tampered": True}])
+    assert [report["verified"] for report in found.reports] == [["same", "differ"]] * 3
 
 
 def test_training_goes_on_from_a_saved_state_with_any_number_of_workers(tmp_path: Path) -> None:
