@@ -57,8 +57,8 @@ class Form:
     dead_letter_topic: the job's. work_dir: for temporary files. careful_until: offsets per partition, through which
     each rank tries its rows by itself before they take part in a step, and for at least `careful_s` seconds; empty:
     it need not. forget_through: offsets per partition, of a retrain: documents that end before them are not learned
-    again, nor what they were before; empty: it is none. replay_topic: the job's; redriven: where each of its partitions
-    is read on from. begins: offsets at which the lineage began to read the source's topic.
+    again, nor what they were before; empty: it is none. replay_topic: the job's; redriven: the offsets from
+    which it is read on. begins: offsets at which the lineage began to read the source's topic.
     """
 
     generation: int
@@ -83,7 +83,7 @@ class Form:
     careful_s: float = 0.0
     forget_through: tuple[int, ...] = ()
     replay_topic: str = ""
-    redriven: tuple[Learned, ...] = ()
+    redriven: tuple[int, ...] = ()
     begins: tuple[int, ...] = ()
 
 

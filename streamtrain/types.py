@@ -428,8 +428,8 @@ class RoundReport:
     rows that are never learned from. fields: per field of the schema. expelled: offsets, per partition, of versions
     that the model could not take: they have left the memory and must not come back to it. waiting: documents that
     wait for a label. next_absent: see PlanRequest. label_latency: counts per bucket of `LABEL_LATENCY_BUCKETS_S` of
-    the time from a waiting document's first version to its label, by cluster time. redriven: where each partition of
-    the job's replay topic stands, of those that the round has read there.
+    the time from a waiting document's first version to its label, by cluster time. redriven: the offset through
+    which it has read the job's replay topic, per partition of which it has read something.
     """
 
     round: int
@@ -449,7 +449,7 @@ class RoundReport:
     waiting: int = 0
     next_absent: int | None = None
     label_latency: tuple[int, ...] = ()
-    redriven: Mapping[int, Learned] = field(default_factory=dict)
+    redriven: Mapping[int, int] = field(default_factory=dict)
 
 
 # Upper bounds, in milliseconds, of the freshness histogram: about 12 % apart; a last bucket holds the rest.
@@ -475,11 +475,11 @@ class Manifest:
     id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
     counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
     (`state`: weights and optimizer, `keras`: the `.keras` file). retrain_until: places through which the weights that
-    this lineage began with had learned already: rows before them are not scored; None beyond, and with new weights. holdout: as `scores`, of the rows
-    that are never learned from. expelled: per partition, the offsets inside the window of versions that the model
+    this lineage began with had learned already: rows before them are not scored; None beyond, and with new weights.
+    holdout: as `scores`, of the rows that are never learned from. expelled: per partition, the offsets inside the window of versions that the model
     could not take. watermark: of the last round. hyper: what this lineage is learned with in place of what the job's
     `hyper` says under the same keys. begins: offsets at which the lineage began to read; not known in manifests of the
-    first releases. redriven: per partition, through where the job's replay topic was learned (a count of -1: not known).
+    first releases. redriven: per partition, the offset through which the job's replay topic was learned.
     """
 
     id: str
@@ -508,7 +508,7 @@ class Manifest:
     watermark: int = 0
     hyper: Mapping[str, Any] = field(default_factory=dict)
     begins: tuple[int, ...] = ()
-    redriven: tuple[Learned, ...] = ()
+    redriven: tuple[int, ...] = ()
 
 
 # --------------------------------------------------------------------------- retrain

@@ -23,7 +23,8 @@ class Rows:
     int64, when the version was written in MongoDB; 0 where that is no freshness sample (replayed rows, a retrain).
     held: [n] bool, rows of the hold-out: scored by themselves, never learned from; None where the job has none.
     offsets: [n] int64, where each version lies in the source's topic, -1 where that is not known; None for unknown all.
-    replayed: [n] bool, rows that were drawn from the memory; None where none was.
+    replayed: [n] bool, rows that were drawn from the memory; absent: [n] bool, rows that are learned because their
+    labels are absent; None where there is none.
     """
 
     partition: int
@@ -35,6 +36,7 @@ class Rows:
     held: npt.NDArray[np.bool_] | None = None
     offsets: npt.NDArray[np.int64] | None = None
     replayed: npt.NDArray[np.bool_] | None = None
+    absent: npt.NDArray[np.bool_] | None = None
 
     def __len__(self) -> int:
         return len(self.weights)
@@ -60,4 +62,4 @@ class RoundRows:
     next_absent: int | None = None
     label_latency: tuple[int, ...] = ()
     fields: Mapping[str, FieldCounts] = field(default_factory=dict)
-    redriven: Mapping[int, Learned] = field(default_factory=dict)
+    redriven: Mapping[int, int] = field(default_factory=dict)
