@@ -4,7 +4,7 @@ versions that are replayed. No I/O: the feed hands it what was read, and sends t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import compress
 from typing import TypeVar
@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from streamtrain.clock import Clock
-from streamtrain.trainer.decode import BAD, INVALID_BSON, WAITING, Absent, Decoded, Decoder
+from streamtrain.trainer.decode import BAD, INVALID_BSON, LABELLED, WAITING, Absent, Decoded, Decoder
+from streamtrain.trainer.field_statistics import FieldStatistics, Segment
 from streamtrain.trainer.memory import DELETED, FILTERED, FORGOTTEN, SKIPPED, Fresh, PartitionMemory
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column, RoundRows, Rows
@@ -46,6 +47,7 @@ class _Piece:
     offsets: npt.NDArray[np.int64]
     held: npt.NDArray[np.bool_]
     origins: npt.NDArray[np.int64] | None = None  # of versions whose features are to be brought, else -1
+    absent: bool = False  # learned because their labels are absent: their records are none of the round
 
 
 @dataclass(slots=True)
@@ -65,6 +67,7 @@ class Intake:
     timings: Timings = field(default_factory=Timings)
     counts: Counter[str] = field(default_factory=Counter)
     latencies: list[int] = field(default_factory=list)  # seconds that late labels took
+    statistics: FieldStatistics | None = None
 
     def take(self, chunk: Sequence[Records]) -> tuple[list[tuple[Records, Fresh, _Piece]], list[Refused]]:
         """What is fresh among the records, and what must become a dead letter."""
@@ -75,6 +78,10 @@ class Intake:
             wanted = outcomes == TO_DECODE
             documents.extend(records.values if wanted.all() else compress(records.values, wanted.tolist()))
         decoded = self.decoder.decode(documents)
+        if self.statistics is not None:
+            ends = np.cumsum([int((outcomes == TO_DECODE).sum()) for outcomes in known]).tolist()
+            segments = zip(chunk, [0, *ends], ends, strict=False)
+            self.statistics.observe(decoded, [Segment(records.partition, *part) for records, *part in segments])
         decoded_at = self.clock.monotonic()
         self.timings.decode += decoded_at - started
         taken: list[tuple[Records, Fresh, _Piece]] = []
@@ -113,6 +120,30 @@ class Intake:
         self.counts["labels_after_absent"] += fresh.after_absent
         self.latencies += fresh.latencies
 
+    def take_redriven(self, records: Records, before: npt.NDArray[np.uint8]) -> tuple[_Piece, list[Refused]]:
+        """As `take`, of records of one partition that leave the memory as it is. before: their outcomes so far."""
+        started = self.clock.monotonic()
+        outcomes = before.copy()
+        wanted = before == TO_DECODE
+        rows = np.cumsum(wanted) - 1
+        decoded = self.decoder.decode(list(compress(records.values, wanted.tolist())))
+        outcomes[wanted] = decoded.outcome
+        held = self.selection.held(records)
+        learned = np.flatnonzero(outcomes == LABELLED)
+        fresh = Fresh(records=learned, scored=np.zeros(len(learned), np.bool_), late=0)
+        piece = replace(
+            _piece(records, fresh, decoded, rows, held),
+            wall_time_ms=np.zeros(len(learned), np.int64),  # written long before: no sample of freshness
+        )
+        self._count(outcomes, fresh, int(piece.held.sum()))
+        self.counts["redriven"] += len(learned)
+        refused = [
+            Refused(records, place, decoded.reasons[int(rows[place])] if wanted[place] else INVALID_BSON)
+            for place in np.flatnonzero(outcomes == BAD).tolist()
+        ]
+        self.timings.decode += self.clock.monotonic() - started
+        return piece, refused
+
     def again(self, records: Records, *, features: bool) -> Earlier:
         """What versions that were read again say now. features: whether they are asked for by themselves."""
         started = self.clock.monotonic()
@@ -144,6 +175,7 @@ class RoundBuilder:
         selection: Selection | None = None,
         most_absent: int = 1024,
         first_features: bool = False,
+        statistics: FieldStatistics | None = None,
     ) -> None:
         self._round = round_
         self._memories = memories
@@ -151,7 +183,10 @@ class RoundBuilder:
         self._selection = Selection() if selection is None else selection
         self._most_absent = most_absent
         self._first_features = first_features
-        self._intake = Intake(decoder=decoder, memories=memories, clock=clock, selection=self._selection)
+        self._statistics = statistics
+        self._intake = Intake(
+            decoder=decoder, memories=memories, clock=clock, selection=self._selection, statistics=statistics
+        )
         self._pieces: dict[int, list[_Piece]] = {number: [] for number in memories}
         self._replayed: dict[int, _Piece] = {}
         self._reasons: Counter[str] = Counter()
@@ -163,6 +198,16 @@ class RoundBuilder:
         for records, fresh, piece in taken:
             if len(fresh.records):
                 self._pieces[records.partition].append(piece)
+        self._reasons.update(bad.reason for bad in refused)
+        return refused
+
+    def take_redriven(self, records: Records, outcomes: npt.NDArray[np.uint8]) -> list[Refused]:
+        """Dead letters that were replayed, of one partition, with their offsets in the source's topic, and what has
+        become of them already. They are learned unscored, and without entering the memory. Returns those that must
+        become dead letters once more."""
+        piece, refused = self._intake.take_redriven(records, outcomes)
+        if len(piece.scored):
+            self._pieces[records.partition].append(piece)
         self._reasons.update(bad.reason for bad in refused)
         return refused
 
@@ -227,14 +272,15 @@ class RoundBuilder:
             origins=None,
         )
 
-    def finish(self, *, learned: Mapping[int, Learned], read_seconds: float) -> RoundRows:
+    def finish(self, *, learned: Mapping[int, Learned], read_seconds: float, lost: int = 0) -> RoundRows:
+        """lost: documents that waited and were found to be gone before the round."""
         started = self._clock.monotonic()
         rows = tuple(self._rows(number) for number in sorted(self._memories))
         timings = self._intake.timings
         timings.memory += self._clock.monotonic() - started
         replayed = sum(len(piece.scored) for piece in self._replayed.values())
         memories = self._memories.values()
-        next_absent = min((memory.waiting.next_due for memory in memories), default=NEVER)
+        self._intake.counts["lost_waiting"] += lost
         return RoundRows(
             round=self._round,
             rows=rows,
@@ -245,8 +291,9 @@ class RoundBuilder:
             memory_rows=sum(memory.rows for memory in memories),
             memory_bytes=sum(memory.nbytes for memory in memories),
             waiting=sum(len(memory.waiting) for memory in memories),
-            next_absent=None if next_absent == NEVER else next_absent,
+            next_absent=next_absent(memories),
             label_latency=_histogram(self._intake.latencies),
+            fields={} if self._statistics is None else self._statistics.end_round(),
         )
 
     def _evict(self) -> None:
@@ -273,7 +320,16 @@ class RoundBuilder:
             held=held if held.any() else None,
             offsets=_joined([p.offsets for p in pieces])[order],
             replayed=(np.arange(n + m) >= n)[order],
+            absent=_joined([np.full(len(p.scored), p.absent) for p in pieces])[order]
+            if any(piece.absent for piece in pieces)
+            else None,
         )
+
+
+def next_absent(memories: Iterable[PartitionMemory]) -> int | None:
+    """The first cluster time at which a label is absent, None without one."""
+    due = min((memory.waiting.next_due for memory in memories), default=NEVER)
+    return None if due == NEVER else due
 
 
 def spread(fresh: int, replayed: int) -> npt.NDArray[np.int64]:
@@ -324,6 +380,7 @@ def _absent(settled: Settled, earlier: Earlier) -> _Piece:
         wall_time_ms=np.zeros(n, np.int64),
         offsets=earlier.records.offsets[settled.places],
         held=np.zeros(n, np.bool_) if earlier.held is None else earlier.held[settled.places],
+        absent=True,
     )
 
 

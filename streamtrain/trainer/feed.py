@@ -8,24 +8,30 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
+import structlog
 
 from streamtrain import config
 from streamtrain.clock import Clock
 from streamtrain.errors import WorkerError
-from streamtrain.trainer.assemble import Intake, Refused, RoundBuilder
+from streamtrain.trainer.assemble import Intake, Refused, RoundBuilder, next_absent
 from streamtrain.trainer.dead_letters import DeadLetters, Letter
 from streamtrain.trainer.decode import Decoder
+from streamtrain.trainer.field_statistics import FieldStatistics
 from streamtrain.trainer.headers import headers_of
 from streamtrain.trainer.memory import PartitionMemory
 from streamtrain.trainer.reader import Reader
 from streamtrain.trainer.records import Records
+from streamtrain.trainer.redrive import Redrive
 from streamtrain.trainer.reread import Rereader
 from streamtrain.trainer.rows import RoundRows
 from streamtrain.trainer.selection import Selection
+from streamtrain.trainer.waiting import Waiting
+from streamtrain.trainer.waiting_file import WaitingFiles
 from streamtrain.types import Learned, Round
 
 ROUNDS_AHEAD = 2
@@ -34,6 +40,7 @@ _STOP_WITHIN_S = 10.0
 _LEAST_ABSENT = 64  # documents of a partition that may be learned with absent labels in one round
 
 T = TypeVar("T")
+_log = structlog.get_logger()
 
 
 class Feed:
@@ -42,7 +49,9 @@ class Feed:
     partitions: those that this rank owns. learned: where each of them is read on from. window_begins: what
     `refill` reads from. on_progress(stage, records): called only when something was really read. forget_through: of a
     retrain, through where documents were deleted before it began: `refill` looks for them first. expelled: offsets of
-    versions that must not come back into the memory.
+    versions that must not come back into the memory. waiting: what the checkpoint says of the partitions' documents
+    that wait, None where it says nothing: then those wait that the window shows. lineage: named in dead letters.
+    redrive: reads those that were replayed.
     """
 
     def __init__(
@@ -61,6 +70,9 @@ class Feed:
         on_progress: Callable[[str, int], None],
         forget_through: Mapping[int, int] = MappingProxyType({}),
         expelled: Mapping[int, Sequence[int]] = MappingProxyType({}),
+        waiting: Mapping[int, Waiting] | None = None,
+        lineage: str = "",
+        redrive: Redrive | None = None,
     ) -> None:
         schema = job.schema_()
         self._kafka = kafka
@@ -74,8 +86,13 @@ class Feed:
         self._clock = clock
         self._on_progress = on_progress
         self._expelled = expelled
+        self._saved = waiting
+        self._lineage = lineage
+        self._redrive = redrive
+        self._lost = 0  # documents that waited, and that Kafka does not hold any more; told with the next round
         self._decoder = Decoder.of(job)
         self._selection = Selection.of(job)
+        self._statistics = FieldStatistics(schema, self._partitions)
         self._forget_through = forget_through
         self._most_records = job.round.max_records
         self._first_features = job.features_as_of == "first"
@@ -90,6 +107,8 @@ class Feed:
             )
             for number in self._partitions
         }
+        self._remembers = self._first_features or schema.longest_absence is not None
+        self._files = WaitingFiles(self._memories)
         self._loop = asyncio.new_event_loop()
         self._reader: Reader
         self._rereader: Rereader
@@ -135,6 +154,19 @@ class Feed:
         more is named in a letter without its document. Raises KafkaError."""
         return self._call(self._write_again(partition, offsets, reason))
 
+    @property
+    def next_absent(self) -> int | None:
+        """The first cluster time at which a label is absent, as the memory stands."""
+        return next_absent(self._memories.values())
+
+    def waiting_file(self) -> bytes | None:
+        """What a checkpoint after the rounds that `next` returned has to say (waiting_file.py): only while no other is
+        submitted. None where the window alone says all."""
+        return self._call(self._waiting_file())
+
+    async def _waiting_file(self) -> bytes | None:
+        return self._files.content() if self._remembers else None
+
     def expel(self, partition: int, offsets: Sequence[int]) -> None:
         """Takes these versions out of the memory, if they are still the latest of their documents."""
         self._call(self._expel({partition: offsets}))
@@ -177,6 +209,8 @@ class Feed:
             async with asyncio.timeout(_STOP_WITHIN_S):
                 await self._reader.stop()
                 await self._rereader.stop()
+                if self._redrive is not None:
+                    await self._redrive.stop()
                 await self._dead_letters.stop()
 
     async def _foresee(self) -> None:
@@ -196,14 +230,45 @@ class Feed:
         await self._foresee()
         begins = await self._reader.locate(learned=self._learned, window_begins=self._window_begins)
         for number, memory in self._memories.items():
+            memory.begin_refill()
             memory.evict(begins[number])
-        intake = Intake(decoder=self._decoder, memories=self._memories, clock=self._clock, selection=self._selection)
+        intake = Intake(
+            decoder=self._decoder,
+            memories=self._memories,
+            clock=self._clock,
+            selection=self._selection,
+            statistics=self._statistics,
+        )
         async for chunk in self._reader.read({number: place.offset for number, place in self._learned.items()}):
             intake.take(chunk)  # what is bad in it has become a dead letter when it was learned
             self._on_progress("refill", sum(map(len, chunk)))
+        if self._saved is not None:
+            await self._remember(self._saved, intake)
+        for memory in self._memories.values():
+            memory.end_refill()
         await self._expel(self._expelled)
+        self._statistics.end_round()  # what the window has shown is known, and was counted when it was learned
         self._reader.expect(self._learned)
         self._serving = asyncio.create_task(self._serve(), name="feed")
+
+    async def _remember(self, saved: Mapping[int, Waiting], intake: Intake) -> None:
+        """Brings back what the checkpoint says, from as much of it as the topic still holds."""
+        saved = {number: saved[number] for number in self._partitions if number in saved}
+        labelled = {number: self._memories[number].forget_waiting().labelled_before() for number in saved}
+        async for records in self._rereader.stream({number: part.firsts for number, part in saved.items()}):
+            number = records.partition
+            self._memories[number].wait_again(records, saved[number], labelled[number])
+            self._on_progress("refill", len(records))
+        for number, part in saved.items():
+            self._lost += len(part.firsts) - len(self._memories[number].waiting)
+            again = part.again()
+            if len(again):
+                found = (await self._rereader.read({number: again})).get(number) or Records.none(number)
+                earlier = intake.again(found, features=self._first_features)
+                self._lost += self._memories[number].recall(earlier, part)
+                self._on_progress("refill", len(again))
+        if self._lost:
+            _log.warning("documents that waited for a label are not in Kafka any more", documents=self._lost)
 
     async def _expel(self, versions: Mapping[int, Sequence[int]]) -> None:
         for number, offsets in versions.items():
@@ -240,6 +305,7 @@ class Feed:
             selection=self._selection,
             most_absent=max(_LEAST_ABSENT, self._most_records // max(1, len(round_.fresh))),
             first_features=self._first_features,
+            statistics=self._statistics,
         )
         ends = {number: round_.fresh[number].end for number in self._partitions}
         async for chunk in self._reader.read(ends):
@@ -254,6 +320,7 @@ class Feed:
             number: Learned(offset=end, count=self._learned[number].count if (n := counts[number]) is None else n)
             for number, end in ends.items()
         }
+        redriven = await self._read_redriven(round_, builder)
         if due := builder.due():
             again = await self._rereader.read(due)
             for number in due:
@@ -262,7 +329,19 @@ class Feed:
                     await self._dead_letters.write([self._letter(bad) for bad in refused])
                 self._on_progress("settle", len(records) + 1)
         read_seconds = self._clock.monotonic() - started - working
-        return builder.finish(learned=self._learned, read_seconds=read_seconds)
+        lost, self._lost = self._lost, 0
+        return replace(builder.finish(learned=self._learned, read_seconds=read_seconds, lost=lost), redriven=redriven)
+
+    async def _read_redriven(self, round_: Round, builder: RoundBuilder) -> Mapping[int, int]:
+        """The round's dead letters that were replayed; returns through which offsets they have been read then."""
+        ranges = {part.partition: part for part in round_.redriven if part.partition in self._memories and part.span}
+        if not ranges or self._redrive is None:
+            return {}
+        async for records, outcomes in self._redrive.read(ranges, self._learned):
+            if refused := builder.take_redriven(records, outcomes):
+                await self._dead_letters.write([self._letter(bad) for bad in refused])
+            self._on_progress("redrive", len(records))
+        return {number: part.end for number, part in ranges.items()}
 
     def _check(self, round_: Round) -> None:
         """Raises WorkerError unless the round goes on where the last one ended."""
@@ -281,7 +360,10 @@ class Feed:
         if found is not None:
             letters = [self._letter(Refused(found, place, reason)) for place in range(len(found))]
             wanted = np.setdiff1d(wanted, found.offsets)
-        gone = [Letter(self._origin_of(partition, offset), reason, b"", ()) for offset in wanted.tolist()]
+        gone = [
+            Letter(self._origin_of(partition, offset), reason, b"", (), lineage=self._lineage)
+            for offset in wanted.tolist()
+        ]
         await self._dead_letters.write(letters + gone)
         return len(letters) + len(gone)
 
@@ -295,6 +377,8 @@ class Feed:
             reason=bad.reason,
             value=records.values[place],
             headers=(("key", records.keys[place]), *headers_of(records, place)),
+            lineage=self._lineage,
+            attempt=0 if records.others is None else int(records.others[place].get("attempt", b"0")),
         )
 
 

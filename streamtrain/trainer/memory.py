@@ -18,6 +18,7 @@ from streamtrain.trainer.log import ABSENT_BITS, VersionLog
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column
 from streamtrain.trainer.settling import Earlier, Settled, settle
+from streamtrain.trainer.waiting import Waiting
 from streamtrain.trainer.waiting_index import WaitingIndex
 from streamtrain.types import Operation, Schema
 
@@ -89,7 +90,8 @@ class PartitionMemory:
         self._log = VersionLog(schema, weighted=weighted)
         self._namespaces: dict[bytes, Identities] = {}
         self._patience = Patience(schema)
-        self._waiting = WaitingIndex(self._patience.due, labels=len(schema.labels))
+        self._labels = len(schema.labels)
+        self._waiting = WaitingIndex(self._patience.due, labels=self._labels)
         self._absences = Absences()
         self._origins: dict[int, int] = {}  # by code, of what has other features than its own: where these are from
         self._unsettled: dict[int, int] = {}  # of `_origins`, what still has its own features
@@ -398,6 +400,70 @@ class PartitionMemory:
         for namespace, key, code in self._log.take_out(codes):
             self._namespaces[namespace].forget(key, code)
             self._origins.pop(code, None)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def absent(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Codes, offsets and due times of the versions in memory whose labels were absent."""
+        places = self._log.absent()
+        return self._log.codes[places], self._log.offsets[places], self._log.cluster_times[places]
+
+    def inherited(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Codes of the versions with the features of another one, and the offsets of those."""
+        return np.array(list(self._origins), np.int64), np.array(list(self._origins.values()), np.int64)
+
+    def begin_refill(self) -> None:
+        """The records that follow were learned before: nothing is due, and nothing inherits, until `end_refill`."""
+        self._live = False
+
+    def end_refill(self) -> None:
+        self._live = True
+
+    def forget_waiting(self) -> WaitingIndex:
+        """Lets `wait_again` say what waits; returns what the refill has found to wait."""
+        found, self._waiting = self._waiting, WaitingIndex(self._patience.due, labels=self._labels)
+        return found
+
+    def wait_again(self, records: Records, waiting: Waiting, labelled: Mapping[int, int]) -> None:
+        """records: first versions of documents that wait, in order. labelled: by the offset of the latest version,
+        that of the one that had a label before it was missing again."""
+        rows = np.searchsorted(waiting.firsts, records.offsets)
+        latests, missing = waiting.latests[rows].tolist(), waiting.missing[rows].tolist()
+        for place, (first, since) in enumerate(
+            zip(records.offsets.tolist(), records.cluster_times.tolist(), strict=True)
+        ):
+            self._waiting.add(
+                records.namespaces[place],
+                records.keys[place],
+                records.document_keys[place],
+                first=first,
+                latest=latests[place],
+                since=since,
+                missing=missing[place],
+                labelled=labelled.get(latests[place], -1),
+            )
+
+    def recall(self, earlier: Earlier, waiting: Waiting) -> int:
+        """Brings back the versions whose labels were absent, and the features that were another version's. earlier:
+        what the log still holds of them. Returns how many it does not."""
+        places = earlier.find(waiting.offsets)
+        there = places >= 0
+        there[there] = earlier.usable[places[there]]
+        if earlier.features is None:
+            there[there] = earlier.labels.outcome[places[there]] == LABELLED
+        at, codes = places[there], waiting.codes[there]
+        held = None if earlier.held is None else earlier.held[at]
+        self._log.append(earlier.records, at, earlier.labels, at, held, codes=codes, cluster_times=waiting.dues[there])
+        self._log.sort()
+        for place, code in zip(at.tolist(), codes.tolist(), strict=True):
+            key, document_key = earlier.records.keys[place], earlier.records.document_keys[place]
+            identities = self._namespaces.setdefault(earlier.records.namespaces[place], Identities())
+            identities.put(key, None, (document_key, code))
+        origins = earlier.find(waiting.origins)
+        found = origins >= 0
+        self._log.give_features(waiting.heirs[found], earlier.features_of(origins[found]))
+        self._origins = dict(zip(waiting.heirs.tolist(), waiting.origins.tolist(), strict=True))
+        return len(there) - int(there.sum())
 
     def replay(self, *, count: int, seed: int, below: int) -> npt.NDArray[np.int64]:
         """Up to `count` versions that were learned below the offset `below`, as places for `take`: without replacement,

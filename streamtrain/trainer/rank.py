@@ -33,7 +33,11 @@ from streamtrain.trainer.checkpoint import (
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.loop import Loop
 from streamtrain.trainer.model import JobModel, set_precision
+from streamtrain.trainer.redrive import Redrive
 from streamtrain.trainer.refusals import Refusal, expelled
+from streamtrain.trainer.waiting import Waiting
+from streamtrain.trainer.waiting_file import ROLE as WAITING_ROLE
+from streamtrain.trainer.waiting_file import read as read_waiting
 from streamtrain.types import ArtifactRef, Manifest, Round
 
 _log = structlog.get_logger()
@@ -93,7 +97,10 @@ class Rank:
             clock=self._clock,
             on_progress=channel.progress,
             expelled={} if manifest is None or manifest.lineage != form.lineage else manifest.expelled,
+            waiting=self._waiting(),
             forget_through={partition: form.forget_through[partition] for partition in owned if form.forget_through},
+            lineage=form.lineage,
+            redrive=self._redrive(owned),
         )
         self._feed.start()
         self._feed.refill()
@@ -102,8 +109,46 @@ class Rank:
         gc.collect()
         gc.freeze()  # TensorFlow's million objects stay: never look through them again
         return Formed(
-            generation=form.generation, model_fingerprint=self._model.fingerprint(), timings=dict(self._timings)
+            generation=form.generation,
+            model_fingerprint=self._model.fingerprint(),
+            timings=dict(self._timings),
+            next_absent=self._feed.next_absent,
         )
+
+    def _redrive(self, owned: Sequence[int]) -> Redrive | None:
+        form = self._form
+        if not form.replay_topic or not form.redriven:
+            return None
+        return Redrive(
+            job=self._job,
+            kafka=config.Kafka.model_validate(form.kafka),
+            topic=form.replay_topic,
+            source_topic=form.topic,
+            offsets={partition: form.redriven[partition] for partition in owned},
+            lineage=form.lineage,
+            begins={partition: form.begins[partition] for partition in owned if form.begins},
+            clock=self._clock,
+        )
+
+    def _waiting(self) -> Mapping[int, Waiting] | None:
+        """What the lineage's checkpoint says of documents that wait, whichever ranks wrote it."""
+        manifest = self._form.manifest
+        if manifest is None or manifest.lineage != self._form.lineage:
+            return None
+        refs = [ref for role, ref in manifest.artifacts.items() if role.startswith(f"{WAITING_ROLE}-")]
+        if not refs:
+            return None
+        found: dict[int, Waiting] = {}
+        store = open_store(self._form.artifacts)
+        try:
+            with self._folder() as directory:
+                path = Path(directory) / WAITING_ROLE
+                for ref in refs:
+                    store.get(ref, path)
+                    found |= read_waiting(path.read_bytes())
+        finally:
+            store.close()
+        return found
 
     def _restore(self) -> None:
         manifest = self._form.manifest
@@ -163,6 +208,14 @@ class Rank:
         self._feed.flush_dead_letters()
         self._loop.verify()
         artifacts = self._write(save.prefix) if self._form.rank == 0 else {}
+        if (waiting := self._feed.waiting_file()) is not None:
+            role = f"{WAITING_ROLE}-{self._form.rank}"
+            store = open_store(self._form.artifacts)
+            try:
+                artifacts = {**artifacts, role: store.put(f"{save.prefix}{role}.bson", waiting)}
+            finally:
+                store.close()
+            self._channel.progress("save", 1)
         return Saved(
             generation=self._form.generation,
             rounds=self._rounds,

@@ -12,6 +12,9 @@ import numpy.typing as npt
 NEVER = 2**63 - 1
 """A cluster time that does not come, and an offset beyond all."""
 
+BLOCK_BITS = 16
+"""Offsets in a block of a checkpoint (waiting_file.py), as a power of two."""
+
 _LEAST_CAPACITY = 64
 _FULLEST = 0.75  # of the rows after a clean-up, so that the next is some way off
 _BLOCK = 4096  # rows that are looked through together
@@ -33,6 +36,7 @@ class WaitingIndex:
         self._labels_dtype = np.uint8 if labels <= _MANY_LABELS else np.int64
         self._document_keys: dict[int, bytes] = {}  # of the rows whose documentKey is more than their key
         self._labelled: dict[int, int] = {}  # offset of the last version with a label that came before it was missing
+        self._changed: set[int] = set()  # blocks of offsets of first versions, since they were last asked for
         self._count = 0
         self._allocate(_LEAST_CAPACITY)
         self._tail = 0
@@ -104,6 +108,7 @@ class WaitingIndex:
         self._first_view[row], self._view[row], self._since_view[row] = first, latest, since
         self._tail += 1
         self._count += 1
+        self._changed.add(first >> BLOCK_BITS)
         if document_key != key:
             self._document_keys[row] = document_key
         self._put_slot(low, row)
@@ -113,6 +118,7 @@ class WaitingIndex:
 
     def update(self, row: int, document_key: bytes, key: bytes, *, latest: int, missing: int) -> None:
         """A new version that still waits."""
+        self._changed.add(self._first_view[row] >> BLOCK_BITS)
         self._view[row] = latest
         if document_key != key:
             self._document_keys[row] = document_key
@@ -121,6 +127,7 @@ class WaitingIndex:
         self._set_missing(row, missing)
 
     def remove(self, row: int) -> None:
+        self._changed.add(self._first_view[row] >> BLOCK_BITS)
         self._view[row] = _DEAD
         self._count -= 1
         self._document_keys.pop(row, None)
@@ -192,6 +199,11 @@ class WaitingIndex:
     def places(self, rows: Ints) -> tuple[Ints, Ints, Ints]:
         """Offsets of the first and of the latest versions, and the sets of missing labels."""
         return self._first[rows], self._latest[rows], self._missing[rows].astype(np.int64)
+
+    def changed(self) -> list[int]:
+        """The blocks of offsets in which something has changed since the last call."""
+        changed, self._changed = sorted(self._changed), set()
+        return changed
 
     def labelled_before(self) -> dict[int, int]:
         """By the latest version's offset, that of the version that had a label before it was missing again."""
