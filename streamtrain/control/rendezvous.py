@@ -43,10 +43,16 @@ class Rendezvous:
         self._greetings: set[asyncio.Task[None]] = set()
 
     async def open(self) -> str:
-        """The address that workers connect to."""
-        self._folder = _private_folder()
-        path = self._folder / "control"
-        self._server = await asyncio.start_unix_server(self._arrived, path=path)
+        """The address that workers connect to. Raises WorkerError: a full disk passes, and then the next try works."""
+        try:
+            self._folder = _private_folder()
+            path = self._folder / "control"
+            self._server = await asyncio.start_unix_server(self._arrived, path=path)
+        except OSError as error:
+            raise WorkerError(
+                f"no control socket can be made: {error.strerror or error}",
+                hint="is the folder for temporary files (TMPDIR) there, writable, and its disk not full?",
+            ) from error
         return f"unix:{path}"
 
     async def close(self) -> None:

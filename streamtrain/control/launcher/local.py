@@ -81,8 +81,8 @@ class LocalLauncher:
         self._environment = dict(os.environ if environment is None else environment)
 
     async def launch(self, *, control: str, token: str, generation: int, index: int) -> LocalProcess:
-        path = self._log_path(generation, index)
         try:
+            path = self._log_path(generation, index)
             output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if path else None
             try:
                 process = await asyncio.create_subprocess_exec(

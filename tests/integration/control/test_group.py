@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import tempfile
@@ -243,6 +244,21 @@ async def test_nothing_is_left_in_the_temporary_folder(tmp_path: Path, monkeypat
             assert os.listdir(short) == []  # the socket goes as soon as the group is complete
             await group.stop()
         assert os.listdir(short) == []
+
+
+async def test_a_full_disk_is_a_failure_that_the_next_generation_may_not_have(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**_: object) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with unformed(tmp_path) as (group, launcher):
+        with monkeypatch.context() as patched:
+            patched.setattr(tempfile, "mkdtemp", full)
+            with pytest.raises(WorkerError, match="no control socket can be made: No space left") as failure:
+                await group.form(template(tmp_path))
+        assert not failure.value.fatal
+        assert not launcher.launched
 
 
 async def test_a_temporary_folder_with_a_long_path_does_not_matter(

@@ -94,3 +94,10 @@ async def test_a_command_that_cannot_start_is_told(tmp_path: Path) -> None:
     launcher = LocalLauncher(job="j", log_dir=tmp_path, command=("/does/not/exist",))
     with pytest.raises(WorkerError, match="cannot start a worker of job j"):
         await launcher.launch(control="unix:/x", token="t", generation=1, index=0)
+
+
+async def test_logs_that_cannot_be_written_are_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    launcher = LocalLauncher(job="j", log_dir=tmp_path / "file", command=(sys.executable, "-c", ""))
+    with pytest.raises(WorkerError, match="cannot start a worker of job j"):
+        await launcher.launch(control="unix:/x", token="t", generation=1, index=0)
