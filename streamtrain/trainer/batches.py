@@ -101,8 +101,8 @@ class Stack:
 
     def pad(self, gone: npt.NDArray[np.bool_]) -> None:
         """Puts rows that count, of the same step if there are any, in the place of what stands in `gone` [K, B]."""
-        for values in (self.real, self.weights, self.scored):
-            values[gone] = 0
+        self.real[gone] = False
+        self.weights[gone] = self.scored[gone] = 0
         good = self.weights > 0
         anywhere = np.argwhere(good)
         for step in np.flatnonzero(gone.any(axis=1)).tolist():

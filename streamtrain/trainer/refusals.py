@@ -23,13 +23,15 @@ T = TypeVar("T")
 @dataclass(frozen=True, slots=True)
 class Refusal:
     """A row that was left out. offset: of its version in the source's topic, negative where that is not known.
-    replayed: it had been learned before. held: it belongs to the hold-out."""
+    replayed: it had been learned before. held: it belongs to the hold-out. absent: its label was, and its
+    record belongs to an earlier round."""
 
     partition: int
     offset: int
     reason: str
     replayed: bool
     held: bool = False
+    absent: bool = False
 
 
 def find(rows: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> list[T]:
@@ -51,17 +53,20 @@ def reason_of(losses: dict[str, bool], *, gradient: bool) -> str:
 
 
 def counted(counts: RoundCounts, reasons: dict[str, int], refusals: Sequence[Refusal]) -> RoundCounts:
-    """The counts of a round that has left these rows out; `reasons` grows by those that become dead letters."""
+    """The counts of a round that has left these rows out; `reasons` grows by those that become dead letters. One
+    whose label was absent is no record of this round, so no outcome of one either."""
     fresh = [refusal for refusal in refusals if not refusal.replayed]
     for reason, count in Counter(refusal.reason for refusal in fresh).items():
         reasons[reason] = reasons.get(reason, 0) + count
     replayed = len(refusals) - len(fresh)
-    held = sum(refusal.held for refusal in fresh)
+    absent = sum(refusal.absent for refusal in fresh)
+    held = sum(refusal.held for refusal in fresh if not refusal.absent)
     return replace(
         counts,
-        learned=counts.learned - len(fresh) + held,
+        learned=counts.learned - (len(fresh) - absent - held),
         held_out=counts.held_out - held,
-        dead_letters=counts.dead_letters + len(fresh),
+        dead_letters=counts.dead_letters + len(fresh) - absent,
+        absent_labels=counts.absent_labels - sum(refusal.absent and not refusal.held for refusal in fresh),
         replayed=counts.replayed - replayed,
         expelled=counts.expelled + replayed,
     )

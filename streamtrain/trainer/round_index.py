@@ -21,6 +21,7 @@ class RoundIndex:
     offsets: npt.NDArray[np.int64]
     replayed: npt.NDArray[np.bool_]
     held: npt.NDArray[np.bool_]
+    absent: npt.NDArray[np.bool_]
     wall_ms: npt.NDArray[np.int64]
 
     @classmethod
@@ -36,6 +37,7 @@ class RoundIndex:
             offsets=joined([np.full(len(p), -1) if p.offsets is None else p.offsets for p in parts]),  # type: ignore[arg-type]
             replayed=joined([np.zeros(len(p)) if p.replayed is None else p.replayed for p in parts]) != 0,
             held=joined([np.zeros(len(p)) if p.held is None else p.held for p in parts]) != 0,
+            absent=joined([np.zeros(len(p)) if p.absent is None else p.absent for p in parts]) != 0,
             wall_ms=joined([p.wall_time_ms for p in parts]),  # type: ignore[arg-type]
         )
 
@@ -51,4 +53,5 @@ class RoundIndex:
             reason=reason,
             replayed=bool(self.replayed[row]),
             held=bool(self.held[row]),
+            absent=bool(self.absent[row]),
         )
