@@ -9,7 +9,7 @@ from prometheus_client import REGISTRY, Counter, Gauge, Histogram, Info
 from prometheus_client.metrics_core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from streamtrain.types import FRESHNESS_BUCKETS_MS
+from streamtrain.types import FRESHNESS_BUCKETS_MS, LABEL_LATENCY_BUCKETS_S
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 
@@ -119,6 +119,25 @@ RECORDS = Counter(
 )
 REPLAYED = Counter("streamtrain_rows_replayed", "Rows replayed from the window.", ["job"])
 LATE_LABELS = Counter("streamtrain_late_labels", "Learned documents that had been waiting for their label.", ["job"])
+WAITING = Gauge("streamtrain_waiting_documents", "Documents that wait for a label.", ["job"])
+ABSENT_LABELS = Counter(
+    "streamtrain_absent_labels", "Documents learned with the absent_value of a label that had not come.", ["job"]
+)
+LABELS_AFTER_ABSENT = Counter(
+    "streamtrain_labels_after_absent", "Labels that came after their document had been learned without.", ["job"]
+)
+LOST_WAITING = Counter(
+    "streamtrain_lost_waiting",
+    "Documents that waited for a label, and of which Kafka held too little to learn them as they were.",
+    ["job"],
+)
+LABEL_LATENCY = CountedHistogram(
+    "streamtrain_label_latency_seconds",
+    "From the first version of a document that waited to the one with its label, by MongoDB's clock.",
+    label="job",
+    bounds=LABEL_LATENCY_BUCKETS_S,
+    every=6,
+)
 DEAD_LETTERS = Counter(
     "streamtrain_dead_letters", "Records sent to the job's dead-letter topic, by reason.", ["job", "reason"]
 )

@@ -17,6 +17,7 @@ from streamtrain.clock import Clock
 from streamtrain.observe.freshness import quantile
 from streamtrain.types import (
     FRESHNESS_BUCKETS_MS,
+    LABEL_LATENCY_BUCKETS_S,
     FieldCounts,
     Label,
     Norms,
@@ -57,6 +58,8 @@ class JobReport:
         self._recent_scores = _RecentScores(RECENT_S)
         self._holdout: dict[str, Scores] = {}
         self._recent_holdout = _RecentScores(RECENT_HOLDOUT_S)
+        self._waiting = 0
+        self._label_latency = [0] * (len(LABEL_LATENCY_BUCKETS_S) + 1)
         self._norms = Norms()
         self._fields: dict[str, FieldCounts] = {}
 
@@ -78,6 +81,9 @@ class JobReport:
         self._recent_scores.add(now, report.scores)
         self._holdout = scores.merge_by_label(self._holdout, report.holdout)
         self._recent_holdout.add(now, report.holdout)
+        self._waiting = report.waiting
+        for bucket, count in enumerate(report.label_latency):
+            self._label_latency[bucket] += count
         if report.norms.steps:
             self._norms = report.norms
         for field, counts in report.fields.items():
@@ -113,6 +119,8 @@ class JobReport:
             "fields": {field: asdict(counts) for field, counts in self._fields.items()},
             "freshness_ms": _quantiles(self._freshness.counts(now)),
             "freshness_ms_since_start": _quantiles(self._total_freshness),
+            "waiting": self._waiting,
+            "label_latency_s": _quantiles(self._label_latency, LABEL_LATENCY_BUCKETS_S),
             "last_round_seconds": dict(self._timings),
             "memory_rows": self._memory[0],
             "memory_bytes": self._memory[1],
@@ -130,6 +138,11 @@ class JobReport:
             metrics.RECORDS.labels(job, outcome).inc(getattr(report.counts, outcome))
         metrics.REPLAYED.labels(job).inc(report.counts.replayed)
         metrics.LATE_LABELS.labels(job).inc(report.counts.late_labels)
+        metrics.WAITING.labels(job).set(report.waiting)
+        metrics.ABSENT_LABELS.labels(job).inc(report.counts.absent_labels)
+        metrics.LABELS_AFTER_ABSENT.labels(job).inc(report.counts.labels_after_absent)
+        metrics.LOST_WAITING.labels(job).inc(report.counts.lost_waiting)
+        metrics.LABEL_LATENCY.add(job, report.label_latency)
         for reason, count in report.dead_letter_reasons.items():
             metrics.DEAD_LETTERS.labels(job, reason).inc(count)
         for stage, seconds in report.timings.items():
@@ -209,8 +222,8 @@ class _Recent:
             self._slots.popleft()
 
 
-def _quantiles(counts: list[int]) -> dict[str, float | None]:
-    return {name: quantile(counts, q) for name, q in _QUANTILES.items()}
+def _quantiles(counts: list[int], bounds: Sequence[float] = FRESHNESS_BUCKETS_MS) -> dict[str, float | None]:
+    return {name: quantile(counts, q, bounds) for name, q in _QUANTILES.items()}
 
 
 def _norms(norms: Norms) -> dict[str, dict[str, float]]:

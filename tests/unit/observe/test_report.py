@@ -14,6 +14,7 @@ from streamtrain.observe.freshness import quantile
 from streamtrain.observe.report import RECENT_HOLDOUT_S, RECENT_S, JobReport
 from streamtrain.types import (
     FRESHNESS_BUCKETS_MS,
+    LABEL_LATENCY_BUCKETS_S,
     DType,
     FieldCounts,
     Label,
@@ -71,6 +72,24 @@ def test_reports_add_up_in_metrics_and_summary() -> None:
     assert metric("streamtrain_prequential_score", job="adds-up", label="y", metric="mae") == 4.0
     assert metric("streamtrain_freshness_seconds_count", job="adds-up") == 4
     assert metric("streamtrain_round_seconds_count", job="adds-up", stage="step") == 2
+
+
+def test_labels_that_wait_come_late_or_never_are_told() -> None:
+    job = JobReport(job="late-labels", labels=[LABEL], clock=FakeClock())
+    took = tuple(10 * (bound == pytest.approx(1.25**20, abs=1e-3)) for bound in LABEL_LATENCY_BUCKETS_S)
+    counts = RoundCounts(learned=10, late_labels=10, absent_labels=3, labels_after_absent=2, lost_waiting=1)
+    assert job.summary()["label_latency_s"] == {"p50": None, "p99": None}
+    job.on_round(replace(report(0), counts=counts, waiting=50, label_latency=took))
+    job.on_round(replace(report(1), counts=counts, waiting=40))
+    summary = job.summary()
+    assert summary["waiting"] == 40
+    assert summary["records"]["absent_labels"] == 6
+    assert 1.25**19 < summary["label_latency_s"]["p50"] < summary["label_latency_s"]["p99"] <= 1.25**20
+    assert metric("streamtrain_waiting_documents", job="late-labels") == 40
+    assert metric("streamtrain_absent_labels_total", job="late-labels") == 6
+    assert metric("streamtrain_labels_after_absent_total", job="late-labels") == 4
+    assert metric("streamtrain_lost_waiting_total", job="late-labels") == 2
+    assert metric("streamtrain_label_latency_seconds_count", job="late-labels") == 10
 
 
 def test_norms_are_those_of_the_last_round_that_took_steps() -> None:
