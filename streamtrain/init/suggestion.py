@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from streamtrain.errors import UsageError
 from streamtrain.init.feature import Chosen, LeftOut, feature
@@ -20,6 +20,7 @@ MOST_NUMBERS = 1500
 _SHOWN_FIELDS = 40
 _OTHERS = 5
 _MANY_SIBLINGS = 10
+_GIVEN_AWAY = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +128,20 @@ def _features(seen: Seen, label: Candidate) -> tuple[list[Chosen], list[LeftOut]
         if isinstance(found, LeftOut):
             left_out.append(found)
         else:
-            features.append(found)
+            features.append(_warned(found, profile, label))
             numbers += found.numbers
     if profile.untold:
         left_out.append(LeftOut("(others)", f"{profile.untold:,} values at paths beyond the first few thousand"))
     return features, _gathered(left_out)
+
+
+def _warned(found: Chosen, profile: Profile, label: Candidate) -> Chosen:
+    """With a remark where the feature says what the label will be: it may be written together with it."""
+    r = profile.correlation(found.field, label.field)
+    if r is None or abs(r) < _GIVEN_AWAY:
+        return found
+    told = f"{found.told}; follows {label.field} almost exactly (r = {r:.3f}): is it known before?"
+    return replace(found, told=told)
 
 
 def _gathered(left_out: Sequence[LeftOut]) -> list[LeftOut]:

@@ -111,6 +111,19 @@ def test_a_few_documents_say_nothing_about_constants() -> None:
     assert [each.field for each in found.features] == ["x"]
 
 
+def test_a_feature_that_gives_the_label_away_is_remarked_on() -> None:
+    documents = [{"x": float(n % 13), "fee": 0.2 * (n % 17) + 1, "price": n % 17, "y": float("nan")} for n in range(90)]
+    told = {each.field: each.told for each in suggest(seen(documents), label="price").features}
+    assert told["fee"].endswith("follows price almost exactly (r = 1.000): is it known before?")
+    assert "follows" not in told["x"]
+
+
+def test_numbers_of_any_size_are_compared_without_a_warning() -> None:
+    documents = [{"huge": 1e308 * (n % 5), "tiny": 1e-308 * (n % 7), "same": 1, "y": n % 2} for n in range(90)]
+    found = suggest(seen(documents)).features
+    assert [each.field for each in found] == ["huge", "tiny"]
+
+
 def test_names_that_are_data_are_one_line() -> None:
     documents = [{"x": n % 9, "y": n % 2, "seen": {f"user{n}": 1}} for n in range(100)]
     (counts,) = [each for each in suggest(seen(documents)).left_out if each.field != "_id"]
