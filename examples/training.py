@@ -83,7 +83,7 @@ def _read(job: Job, number: int, documents: Sequence[Document]) -> Any:
     from streamtrain.trainer.selection import Selection
     from streamtrain.types import Round, RoundCounts
 
-    decoded = Decoder(job.schema_()).decode([bson.encode(document) for document in documents])
+    decoded = Decoder.of(job).decode([bson.encode(document) for document in documents])
     assert not decoded.reasons, decoded.reasons
     selection = Selection.of(job)
     labelled = np.flatnonzero(decoded.outcome == LABELLED)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from streamtrain.checking import trial_run
@@ -11,12 +13,18 @@ from streamtrain.checking.states import Difference, difference
 from streamtrain.checking.trial_run import Subject
 from streamtrain.checking.verdicts import Evidence, Verdict, verdicts
 from streamtrain.config import Job
+from streamtrain.errors import DependencyError
 
 TRIAL_TIMEOUT_S = 300.0
 
 
 def check(job: Job, documents: Sequence[bytes], *, module: str = "", file: str = "") -> list[Verdict]:
-    """documents: raw BSON. module, file: of the model's function, where it lies in no installed module."""
+    """documents: raw BSON. module, file: of the model's function, where it lies in no installed module. Raises
+    DependencyError without TensorFlow."""
+    if missing := [name for name in ("tensorflow", "keras") if find_spec(name) is None]:
+        raise DependencyError(
+            f"{' and '.join(missing)} cannot be imported by {sys.executable}", hint="pip install 'streamtrain[cpu]'"
+        )
     with tempfile.TemporaryDirectory(prefix="streamtrain-check-") as name:
         folder = Path(name)
         stored = folder / "documents.bson"

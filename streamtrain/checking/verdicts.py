@@ -109,12 +109,16 @@ def _decode(evidence: Evidence, found: Mapping[str, Any]) -> Iterator[Verdict]:
     documents, labelled, waiting = found["documents"], found["labelled"], found["waiting"]
     refused = sum(found["reasons"].values())
     told = f"of {documents:,} documents {labelled:,} can be learned, {waiting:,} wait for a label"
+    if found["filtered"]:
+        told += f", {found['filtered']:,} are turned away by the filter"
     if refused:
         reasons = sorted(found["reasons"].items(), key=lambda item: -item[1])[:_SHOWN]
         told += f", {refused:,} would be dead letters: " + ", ".join(f"{reason} {count:,}" for reason, count in reasons)
     if not labelled:
         advice = (
-            "no document of the sample has all its labels: are the labels' fields right, and do labels come later?"
+            "does the filter say what was meant?"
+            if found["filtered"] == documents
+            else "no document of the sample has all its labels: are the labels' fields right, and do labels come later?"
             if waiting and not refused
             else "compare the fields and types of the schema with a document"
         )

@@ -75,14 +75,22 @@ class Trial:
 
     def decode(self) -> dict[str, Any]:
         from streamtrain.trainer.decode import LABELLED, WAITING, Decoder
+        from streamtrain.trainer.filtering import NO, Filtering
+        from streamtrain.trainer.selection import Selection
 
-        schema = self._job.schema_()
-        decoded = Decoder(schema).decode(self._documents)
+        documents = self._documents
+        if self._job.filter is not None:
+            answers = Filtering(self._job.filter).answers(documents)
+            documents = [document for document, answer in zip(documents, answers, strict=True) if answer != NO]
+        decoded = Decoder.of(self._job).decode(documents)
         labelled = np.flatnonzero(decoded.outcome == LABELLED)
         self._columns = {name: column[labelled] for name, column in decoded.columns.items()}
         self._labels = {name: column[labelled] for name, column in decoded.labels.items()}
+        given = np.ones(len(labelled)) if decoded.weights is None else decoded.weights[labelled]
+        self._weights = Selection.of(self._job).weights(self._labels, given)
         return {
             "documents": len(self._documents),
+            "filtered": len(self._documents) - len(documents),
             "labelled": len(labelled),
             "waiting": int((decoded.outcome == WAITING).sum()),
             "reasons": dict(Counter(decoded.reasons.values())),
@@ -199,7 +207,7 @@ class Trial:
                 partition=partition,
                 columns={name: column[part] for name, column in self._columns.items()},
                 labels={name: column[part] for name, column in self._labels.items()},
-                weights=np.ones(n),
+                weights=self._weights[part],
                 scored=np.ones(n, np.bool_),
                 wall_time_ms=np.zeros(n, np.int64),
                 offsets=np.arange(n),

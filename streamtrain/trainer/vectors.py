@@ -9,6 +9,7 @@ import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
 
 from streamtrain.trainer import bson_types
+from streamtrain.trainer.arrays import find_elements
 from streamtrain.trainer.columns import (
     BINARY_HEADER,
     INVALID,
@@ -33,7 +34,7 @@ _BLOCK_BYTES = 8 * 1024 * 1024  # of arrays compared at once
 _VECTOR_SUBTYPE = 9  # two bytes before the elements: their type, and padding
 _VECTOR_OF_FLOAT32 = 0x0027  # little-endian: type 0x27, no padding
 
-# Element types that are tried on whole arrays; what is of mixed types is read array by array.
+# Element types that are tried on whole arrays; what is of mixed types, or of no fixed size, is walked.
 _UNIFORM: dict[DType, tuple[int, ...]] = {
     DType.FLOAT32: (bson_types.DOUBLE, bson_types.INT32, bson_types.INT64),
     DType.FLOAT64: (bson_types.DOUBLE, bson_types.INT32, bson_types.INT64),
@@ -63,12 +64,15 @@ def read_lists(values: Values, kinds: States, at: Positions, dtype: DType, lengt
             column[chosen] = read.reshape(-1, length)
             states[chosen] = read_states.reshape(-1, length)
         arrays = arrays[~alike]
-    for row in arrays.tolist():
-        found = _elements(values.data, int(at[row]), length)
-        if isinstance(found, int):
-            states[row] = found
-        else:
-            column[row], states[row] = read_scalars(values, *found, dtype)
+    if len(arrays):
+        found = find_elements(values, at[arrays], most=length + 1)
+        fits = (found.counts == length) & ~found.malformed
+        states[arrays[~fits]] = LENGTH
+        states[arrays[found.malformed]] = INVALID
+        chosen = np.flatnonzero(fits[found.array])
+        if len(chosen):
+            target = (arrays[found.array[chosen]], found.index[chosen])
+            column[target], states[target] = read_scalars(values, found.kind[chosen], found.at[chosen], dtype)
     return column, states
 
 
@@ -114,27 +118,6 @@ def _blocks(rows: Positions, row_bytes: int) -> Iterator[Positions]:
     step = max(1, _BLOCK_BYTES // row_bytes)
     for begin in range(0, len(rows), step):
         yield rows[begin : begin + step]
-
-
-def _elements(data: bytes, at: int, length: int) -> tuple[States, Positions] | int:
-    """Types and places of an array's elements, or the state of a row that has not `length` of them."""
-    last = at + int.from_bytes(data[at : at + 4], "little") - 1
-    at += 4
-    kinds: list[int] = []
-    places: list[int] = []
-    while at < last:
-        if len(kinds) == length:
-            return LENGTH
-        terminator = data.find(0, at + 1, last)
-        size = None if terminator < 0 else bson_types.value_size(data, data[at], terminator + 1, last)
-        if size is None:
-            return INVALID
-        kinds.append(data[at])
-        places.append(terminator + 1)
-        at = terminator + 1 + size
-    if len(kinds) < length:
-        return LENGTH
-    return np.array(kinds, np.uint8), np.array(places, np.int64)
 
 
 def read_binaries(values: Values, kinds: States, at: Positions, dtype: DType, length: int) -> tuple[Column, States]:
