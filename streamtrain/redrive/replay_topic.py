@@ -18,6 +18,7 @@ from streamtrain.kafka.failure import explain, explain_unreachable
 from streamtrain.kafka.topic_admin import TopicSpec
 from streamtrain.redrive.letters import Letter, Replayed
 from streamtrain.redrive.topic_records import TopicRecords
+from streamtrain.source.producer import retrieve_drained, stop_producer
 
 REQUEST_TIMEOUT_S = 20.0
 TRANSACTION_TIMEOUT_S = 60.0
@@ -73,7 +74,7 @@ class ReplayTopic:
             async with asyncio.timeout(TRANSACTION_TIMEOUT_S):
                 await producer.start()
         except _FAILURES as error:
-            await producer.stop()
+            await stop_producer(producer)
             raise await explain_unreachable(
                 error, kafka=self._kafka, doing=f"replaying to {self._spec.name}"
             ) from error
@@ -108,7 +109,7 @@ class ReplayTopic:
     async def close(self) -> None:
         producer, self._producer = self._producer, None
         if producer is not None:
-            await producer.stop()
+            await stop_producer(producer)
 
     async def _write(
         self, batch: Sequence[Letter], numbers: list[int], times: dict[str, int], through: Sequence[int]
@@ -132,6 +133,7 @@ class ReplayTopic:
                             headers=headers,
                         )
                     )
+                    retrieve_drained(producer, self._spec.name, letter.partition)
                 await asyncio.gather(*sent)
         except kafka_errors.ProducerFenced as error:
             raise FencedError(

@@ -42,10 +42,14 @@ async def queue_batch(
     """Answers once there is room for the batch: with where it will have been written. Nobody need wait for that."""
     future: asyncio.Future[RecordMetadata] = await producer.send_batch(batch, topic, partition=partition)
     future.add_done_callback(_retrieve)
-    # A batch that the sender gives up before it has taken it fails a second future, which nobody can wait for.
+    retrieve_drained(producer, topic, partition)
+    return future
+
+
+def retrieve_drained(producer: AIOKafkaProducer, topic: str, partition: int) -> None:
+    """A batch that the sender gives up before it has taken it fails a second future, which nobody can wait for."""
     for queued in producer._message_accumulator._batches[TopicPartition(topic, partition)]:
         queued._drain_waiter.add_done_callback(_retrieve)
-    return future
 
 
 def _retrieve(future: asyncio.Future[Any]) -> None:
