@@ -233,6 +233,25 @@ def test_a_round_s_rows_are_those_of_a_dictionary_of_documents(
     )
 
 
+@given(WRITES, st.booleans(), st.data())
+@settings(deadline=None, max_examples=80)
+def test_reading_the_window_again_gives_the_rows_that_were_lived_through(
+    writes: list[Write], keep: bool, data: st.DataObject
+) -> None:
+    job = job_of(on_delete="keep" if keep else "forget")
+    lived, refilled = Worker(job), Worker(job)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(writes)), max_size=3)))
+    for begin, end in pairwise([0, *cuts, len(writes)]):
+        lived.run(writes[begin:end], begin)
+    window = data.draw(st.integers(0, len(writes)))
+    refilled.run(writes[window:], window, window=window)
+    after = [Write(number, "u", {"s": "a", "x": 1.0, "y": 1}) for number in (1, 2, HELD_OUT)]
+    lived.rounds = refilled.rounds = 7
+    ours, theirs = (worker.run(after, len(writes), window=window) for worker in (refilled, lived))
+    assert rows_of(ours) == rows_of(theirs)
+    assert ours.counts == theirs.counts
+
+
 def version(x: float, y: int | None = 1, **more: Any) -> dict[str, Any]:
     return {"x": x, "s": "a", "y": y, **more}
 
