@@ -1,10 +1,11 @@
-"""Asks a running daemon's admin endpoint: what `status` and `retrain` of the command line are made of."""
+"""Asks a running daemon's admin endpoint: what `status`, `pause`, `resume` and `retrain` are made of."""
 
 from __future__ import annotations
 
 import http.client
 import json
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 from urllib.parse import quote
 
 from streamtrain.config import Admin
@@ -30,8 +31,24 @@ class AdminClient:
     def status(self) -> dict[str, Any]:
         return self._request("GET", "/v1/status")
 
-    def retrain(self, job: str, *, start: Literal["scratch", "weights"]) -> dict[str, Any]:
-        return self._request("POST", f"/v1/jobs/{quote(job, safe='')}/retrain", {"from": start})
+    def pause(self, job: str) -> dict[str, Any]:
+        return self._request("POST", f"{_job(job)}/pause", {})
+
+    def resume(self, job: str) -> dict[str, Any]:
+        return self._request("POST", f"{_job(job)}/resume", {})
+
+    def retrain(self, job: str, asked: Mapping[str, Any]) -> dict[str, Any]:
+        """asked: the body of POST /v1/jobs/{job}/retrain."""
+        return self._request("POST", f"{_job(job)}/retrain", dict(asked))
+
+    def retrains(self, job: str) -> dict[str, Any]:
+        return self._request("GET", f"{_job(job)}/retrain")
+
+    def cancel_retrain(self, job: str, lineage: str) -> dict[str, Any]:
+        return self._request("POST", f"{_job(job)}/retrain/{quote(lineage, safe='')}/cancel", {})
+
+    def promote_retrain(self, job: str, lineage: str) -> dict[str, Any]:
+        return self._request("POST", f"{_job(job)}/retrain/{quote(lineage, safe='')}/promote", {})
 
     def _request(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         headers = {"Accept": "application/json"}
@@ -58,6 +75,10 @@ class AdminClient:
         if response.status >= http.client.BAD_REQUEST:
             raise _error(response.status, str(answer.get("detail", response.reason)))
         return answer
+
+
+def _job(name: str) -> str:
+    return f"/v1/jobs/{quote(name, safe='')}"
 
 
 def _error(status: int, detail: str) -> StreamtrainError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -464,6 +465,10 @@ class Job(Section):
             label for label in self.labels if label.task is types.Task.CLASSIFICATION and named in (None, label.field)
         ]
         return found[0] if len(found) == 1 else None
+
+    def with_hyper(self, instead: Mapping[str, Any]) -> Job:
+        """With other hyper-parameters under the keys that `instead` names (`types.Manifest.hyper`)."""
+        return self.model_copy(update={"hyper": {**self.hyper, **instead}}) if instead else self
 
     def schema_(self) -> types.Schema:
         return types.Schema(

@@ -18,6 +18,7 @@ StreamtrainError                 70  internal: should not happen, report it
 │   └── ForeignPositionError     78  the stored position belongs to another cluster or pipeline
 ├── EnvelopeError                70  a record that is not streamtrain's, or was written by a newer version
 ├── FencedError                  70  a newer daemon has taken over (lease epoch or Kafka producer epoch)
+├── SupersededError              70  another lineage has taken this one's place
 ├── ContinuityError              70  a record is missing or repeated inside a partition (header `n`)
 ├── OffsetError                  70  a partition's log starts after, or ends before, what a job has learned
 ├── ArtifactError                70  a checkpoint artifact is missing or does not match its checksum
@@ -138,6 +139,10 @@ class EnvelopeError(StreamtrainError):
 
 
 class FencedError(StreamtrainError):
+    pass
+
+
+class SupersededError(StreamtrainError):
     pass
 
 

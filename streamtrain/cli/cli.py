@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from streamtrain.errors import EXIT_DEPENDENCY, EXIT_INTERNAL, StreamtrainError
+from streamtrain.errors import EXIT_DEPENDENCY, EXIT_INTERNAL, StreamtrainError, UsageError
 
 if TYPE_CHECKING:
+    from streamtrain.client import AdminClient
     from streamtrain.masking import Mask
     from streamtrain.settings.settings_file import Loaded
 
@@ -28,6 +29,10 @@ sandbox = typer.Typer(help="Embedded MongoDB and Kafka for development.", no_arg
 app.add_typer(sandbox, name="sandbox")
 models = typer.Typer(help="What jobs have learned, and its export.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(models, name="models")
+dead_letters = typer.Typer(
+    help="Documents that jobs could not learn, and their second chance.", no_args_is_help=True, rich_markup_mode=None
+)
+app.add_typer(dead_letters, name="dead-letters")
 
 ConfigOption = Annotated[
     str | None,
@@ -45,17 +50,16 @@ SetOption = Annotated[
     ),
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ReasonOption = Annotated[
+    str | None, typer.Option("--reason", help="Only letters with it, such as type or type:dep_delay.")
+]
+FieldOption = Annotated[str | None, typer.Option("--field", help="Only letters of this field.")]
 
 
 class ExportFormat(StrEnum):
     SAVEDMODEL = "savedmodel"
     KERAS = "keras"
     BOTH = "both"
-
-
-class RetrainStart(StrEnum):
-    SCRATCH = "scratch"
-    WEIGHTS = "weights"
 
 
 def main() -> NoReturn:
@@ -200,11 +204,9 @@ def check_model(
 def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption = False) -> None:
     """Show the sources, jobs, freshness and scores of the daemon."""
     _state.json = json
-    loaded = _load(config, set_)
     from streamtrain.cli import status_text
-    from streamtrain.client import AdminClient
 
-    found = AdminClient.of(loaded.settings.admin).status()
+    found = _client(config, set_).status()
     if json:
         _print_json(found)
     else:
@@ -212,25 +214,91 @@ def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption
 
 
 @app.command()
-def retrain(
+def pause(
     job: Annotated[str, typer.Argument(help="The job's name.")],
-    start: Annotated[
-        RetrainStart, typer.Option("--from", help="weights: go on from the present ones. scratch: begin with new ones.")
-    ] = RetrainStart.WEIGHTS,
     config: ConfigOption = None,
     set_: SetOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Learn the whole window again; `status` shows the progress."""
+    """Save what a job has learned and give its workers back, until `resume` or the daemon's next start."""
     _state.json = json
-    loaded = _load(config, set_)
-    from streamtrain.client import AdminClient
-
-    found = AdminClient.of(loaded.settings.admin).retrain(job, start=start.value)
+    found = _client(config, set_).pause(job)
     if json:
         _print_json(found)
     else:
-        print(f"{job}: retraining from {start.value} has begun; `streamtrain status` shows the progress")
+        print(f"{job}: pauses as soon as it has saved; `streamtrain resume {job}` goes on")
+
+
+@app.command()
+def resume(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Go on with a job that is paused, by you or by a failure."""
+    _state.json = json
+    found = _client(config, set_).resume(job)
+    if json:
+        _print_json(found)
+    else:
+        print(f"{job}: goes on; `streamtrain status` shows it")
+
+
+@app.command()
+def retrain(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    lineage: Annotated[
+        str | None, typer.Argument(help="A retrain that has begun: show it, --promote it or --cancel it.")
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--from", help="weights: the present ones. scratch: new ones. Or the id of a manifest.")
+    ] = "weights",
+    since: Annotated[
+        str | None, typer.Option("--since", metavar="TIME", help="6h ago, or an ISO time. Default: the window's begin.")
+    ] = None,
+    until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Default: now.")] = None,
+    hyper: Annotated[
+        list[str] | None, typer.Option("--hyper", metavar="KEY=VALUE", help="Another hyper-parameter; JSON or a text.")
+    ] = None,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes beside those of the job. Default: as many.")
+    ] = None,
+    promote: Annotated[
+        bool, typer.Option("--promote", help="Take the job's place: once the range is learned, or with LINEAGE.")
+    ] = False,
+    cancel: Annotated[
+        bool, typer.Option("--cancel", help="With LINEAGE: end it and remove what it has saved.")
+    ] = False,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Learn the window, or a range of the topic, again beside the running job; then promote it, or cancel it."""
+    _state.json = json
+    from streamtrain.cli import retrain_command
+
+    if lineage is None:
+        if cancel:
+            raise UsageError("--cancel needs the lineage", hint="streamtrain status shows those that are retrained")
+        found = retrain_command.begin(
+            _client(config, set_),
+            job,
+            start=start,
+            since=since,
+            until=until,
+            hyper=hyper or (),
+            workers=workers,
+            promote=promote,
+        )
+        text = "" if json else retrain_command.begun_text(found, promote=promote)
+    else:
+        found = retrain_command.act(_client(config, set_), job, lineage, promote=promote, cancel=cancel)
+        text = "" if json else retrain_command.acted_text(job, lineage, found)
+    if json:
+        _print_json(found)
+    else:
+        print(text)
 
 
 @app.command("config")
@@ -306,6 +374,48 @@ def models_export(
         print(models_command.export_text(found))
 
 
+@dead_letters.command("list")
+def dead_letters_list(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    reason: ReasonOption = None,
+    field: FieldOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show a job's dead letters by reason."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain.cli import dead_letters_command
+
+    found = dead_letters_command.listed(loaded.settings, job, reason=reason, field=field)
+    if json:
+        _print_json(found)
+    else:
+        print(dead_letters_command.list_text(found))
+
+
+@dead_letters.command("replay")
+def dead_letters_replay(
+    job: Annotated[str, typer.Argument(help="The job's name.")],
+    reason: ReasonOption = None,
+    field: FieldOption = None,
+    config: ConfigOption = None,
+    set_: SetOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Have a job learn its dead letters after all: each once, however often this is asked for."""
+    _state.json = json
+    loaded = _load(config, set_)
+    from streamtrain.cli import dead_letters_command
+
+    found = dead_letters_command.replay(loaded.settings, job, reason=reason, field=field)
+    if json:
+        _print_json(found)
+    else:
+        print(dead_letters_command.replay_text(found))
+
+
 @sandbox.command("up")
 def sandbox_up(
     mongo_port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 27117,
@@ -367,6 +477,12 @@ def _load(config: str | None, overrides: list[str] | None) -> Loaded:
     loaded = settings_file.load(settings_file.find(config), flags=overrides or ())
     _state.mask = loaded.mask
     return loaded
+
+
+def _client(config: str | None, overrides: list[str] | None) -> AdminClient:
+    from streamtrain.client import AdminClient
+
+    return AdminClient.of(_load(config, overrides).settings.admin)
 
 
 def _exit(code: int | None) -> None:

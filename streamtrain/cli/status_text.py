@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from streamtrain.cli import retrain_command
+
 _FIELDS = 8  # that are told of
 
 
@@ -33,6 +35,7 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
     freshness = job["report"]["freshness_ms"]
     if freshness["p50"] is not None:
         yield f"freshness p50 {freshness['p50']:.0f} ms, p99 {freshness['p99']:.0f} ms"
+    yield from _waiting(job["report"])
     for label, values in job["report"]["recent_scores"].items():
         scores = ", ".join(f"{name} {value:.4g}" for name, value in values.items() if name != "rows")
         yield f"{label}: {scores} over the last {values['rows']:,} scored rows"
@@ -51,9 +54,28 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
         yield f"dead letters: {reasons}"
     if job.get("checkpoint"):
         yield f"newest manifest {job['checkpoint']['id']}, {job['checkpoint']['age_s']:.0f} s old"
-    if job.get("retrain"):
-        kind = job["retrain"]["from"]
-        yield f"retraining{f' from {kind}' if kind else ''}: {job['retrain']['progress']:.0%} of the window"
+    if job.get("hyper"):
+        yield "hyper-parameters of this lineage: " + ", ".join(f"{key}={value}" for key, value in job["hyper"].items())
+    yield from retrain_command.lines(job.get("retrains", ()))
+
+
+def _waiting(report: Mapping[str, Any]) -> Iterator[str]:
+    """Of labels that come later than their document, or not at all."""
+    counts, latency = report["records"], report["label_latency_s"]
+    told = [f"{report['waiting']:,} documents wait for a label"] if report["waiting"] else []
+    if latency["p50"] is not None:
+        told.append(f"labels took p50 {latency['p50']:.0f} s, p99 {latency['p99']:.0f} s")
+    told += [
+        f"{counts[name]:,} {words}"
+        for name, words in (
+            ("absent_labels", "absent"),
+            ("labels_after_absent", "came after that"),
+            ("lost_waiting", "lost: Kafka held their documents no more"),
+        )
+        if counts[name]
+    ]
+    if told:
+        yield "labels: " + ", ".join(told)
 
 
 def _fields(fields: Mapping[str, Mapping[str, int]]) -> Iterator[str]:

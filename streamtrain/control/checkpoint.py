@@ -7,9 +7,10 @@ import asyncio
 
 import structlog
 
-from streamtrain import cancelling, config, metrics
+from streamtrain import cancelling, config
 from streamtrain.clock import Clock
 from streamtrain.control.group import Group
+from streamtrain.control.meter import Meter
 from streamtrain.control.progress import Progress
 from streamtrain.errors import DependencyError, StreamtrainError, WorkerError
 from streamtrain.ports import LeasePort, ManifestPort
@@ -33,12 +34,14 @@ class Checkpointer:
         manifests: ManifestPort,
         lease: LeasePort,
         clock: Clock,
+        meter: Meter,
     ) -> None:
         self._job = job
         self._topic, self._topic_epoch = topic, topic_epoch
         self._manifests = manifests
         self._lease = lease
         self._clock = clock
+        self._meter = meter
         self._log = _log.bind(job=job.name)
         self._last_at = clock.monotonic()
         self._pruning: asyncio.Task[None] | None = None
@@ -97,12 +100,13 @@ class Checkpointer:
             watermark=progress.watermark,
             holdout=progress.holdout,
             expelled=progress.expelled,
+            hyper=progress.hyper,
+            begins=progress.begins,
+            redriven=progress.redriven,
         )
         await self._commit(manifest)
         self._last_at = self._clock.monotonic()
-        metrics.CHECKPOINTS.labels(job).inc()
-        metrics.CHECKPOINT_TIME.labels(job).set(manifest.created_ms / 1000)
-        metrics.CHECKPOINT_SECONDS.labels(job).observe(self._last_at - began)
+        self._meter.saved(created_ms=manifest.created_ms, seconds=self._last_at - began)
         self._pruning = asyncio.create_task(self._prune())
         return manifest
 

@@ -10,24 +10,30 @@ from typing import Any
 
 import structlog
 
-from streamtrain import cancelling, config, metrics
+from streamtrain import cancelling, config
 from streamtrain.clock import Clock
 from streamtrain.control import machine
 from streamtrain.control.caution import Caution
 from streamtrain.control.checkpoint import Checkpointer
-from streamtrain.control.forming import Retrain, find_start, new_lineage, revealed
+from streamtrain.control.course import Course, JobCourse
+from streamtrain.control.end import Post
+from streamtrain.control.forming import new_lineage, revealed
 from streamtrain.control.group import DEADLINES, Deadlines, Group
 from streamtrain.control.launcher.port import Launcher
 from streamtrain.control.machine import Action, Event, Phase, State
+from streamtrain.control.meter import Meter
 from streamtrain.control.observer import Observer
-from streamtrain.control.progress import learned_more, of_manifest
+from streamtrain.control.progress import Progress, learned_more, of_manifest, reached
+from streamtrain.control.redrive import Redrive
 from streamtrain.control.rounds import Rounds
-from streamtrain.control.status import JobStatus, checkpoint_status, retrain_status
-from streamtrain.errors import ConfigError, FencedError, StreamtrainError, WorkerFailedError
+from streamtrain.control.status import JobStatus, checkpoint_status
+from streamtrain.errors import ConfigError, DependencyError, FencedError, StreamtrainError, WorkerFailedError
 from streamtrain.ports import Action as ReportAction
 from streamtrain.ports import LeasePort, ManifestPort, OffsetsPort, Planner
 from streamtrain.protocol import Form
 from streamtrain.types import Manifest, RoundCounts
+
+PAUSED_BY_OPERATOR = "paused by the operator"
 
 _log = structlog.get_logger()
 
@@ -37,6 +43,8 @@ class Controller:
 
     plan: `window.planner.plan`. artifacts: what workers open their artifact store with (`artifacts.open_store`).
     actions: called with the job's name and every merged report. work_dir: for the workers' temporary files.
+    course: what is learned: the job from its head on, if nothing else is said. post: where that ends. replay: the job's
+    replay topic.
     """
 
     def __init__(
@@ -58,7 +66,19 @@ class Controller:
         clock: Clock,
         actions: Sequence[ReportAction] = (),
         deadlines: Deadlines = DEADLINES,
+        course: Course | None = None,
+        post: Post | None = None,
+        replay: OffsetsPort | None = None,
     ) -> None:
+        self._course: Course = course or JobCourse(
+            job=job, offsets=offsets, manifests=manifests, lineage=new_lineage(clock.time())
+        )
+        self.post = post or Post()
+        self._redrive = (
+            None
+            if replay is None
+            else Redrive(offsets=replay, limit=job.round.max_records, holds=self._course.beside is not None)
+        )
         self._job = job
         self._kafka = kafka
         self._topic, self._topic_epoch, self._partitions = topic, topic_epoch, partitions
@@ -73,8 +93,9 @@ class Controller:
         self._clock = clock
         self._actions = tuple(actions)
         self._deadlines = deadlines
-        self._log = _log.bind(job=job.name)
-        self._observer = Observer(job=job, offsets=offsets, clock=clock)
+        self._log = _log.bind(job=job.name, **({"retrain": self._course.beside} if self._course.beside else {}))
+        self._meter = Meter(None if self._course.beside else job.name)
+        self._observer = Observer(job=job.name, course=self._course, offsets=offsets, clock=clock)
         self._checkpointer = Checkpointer(
             job=job,
             topic=topic,
@@ -82,6 +103,7 @@ class Controller:
             manifests=manifests,
             lease=lease,
             clock=clock,
+            meter=self._meter,
         )
 
         self._state = State()
@@ -92,28 +114,20 @@ class Controller:
         self._head: Manifest | None = None
         self._rounds: Rounds | None = None
         self._model_fingerprint = ""
-        self._first_lineage = new_lineage(clock.time())
-        self._retrain: Retrain | None = None
         self._error: StreamtrainError | None = None
         self._caution = Caution(clock=clock)
+        self._gave_up = False
         self._reason = self._hint = ""
 
     # ----------------------------------------------------------------------- commands
 
-    def pause(self, reason: str = "paused by the operator") -> None:
+    def pause(self, reason: str = PAUSED_BY_OPERATOR) -> None:
         """Saves, and gives the workers back, until `resume`."""
         self._command(Event.PAUSE)
-        self._reason = reason
+        self._reason, self._hint = reason, ""
 
     def resume(self) -> None:
         self._command(Event.RESUME)
-
-    def retrain(self, *, from_scratch: bool) -> str:
-        """Learns the window again, in a new lineage whose id is returned. Resumes a paused job."""
-        asked = Retrain(new_lineage(self._clock.time()), from_scratch)
-        self._command(Event.RETRAIN)
-        self._retrain = asked
-        return asked.lineage
 
     def drain(self) -> None:
         """Finishes the rounds in flight, saves, stops; `run` then returns."""
@@ -131,15 +145,20 @@ class Controller:
     # ----------------------------------------------------------------------- the loop
 
     async def run(self) -> None:
-        """Until the job is drained or halted. Raises FencedError once a newer daemon has taken over; whatever
-        else is raised here is a bug. Leaves no worker behind in any case."""
+        """Until the job is drained or halted. Raises FencedError once a newer daemon has taken over, DependencyError
+        when a drain could not save what was learned; whatever else is raised here is a bug. Leaves no worker behind in
+        any case."""
         observing = asyncio.create_task(self._observer.run())
         self._commands.put_nowait(Event.START)
         try:
             while self._state.phase is not Phase.STOPPED:
-                await self._apply(await self._next_event())
+                drains = self._state.phase is Phase.DRAINING
+                event = await self._next_event()
+                await self._apply(event)
             if isinstance(self._error, FencedError):
                 raise self._error
+            if drains and event is not Event.HALT:
+                self._check_saved(event)
         finally:
             await cancelling.end(observing)
             try:
@@ -147,6 +166,17 @@ class Controller:
             finally:
                 await self._kill_group()
                 await self._checkpointer.close()
+
+    def _check_saved(self, event: Event) -> None:
+        """Raises DependencyError when what was learned is in no manifest."""
+        rounds = self._rounds
+        if rounds is not None and (rounds.busy or learned_more(rounds.progress, self._head)):
+            failed = event in (Event.FAILED, Event.FATAL)
+            reason = self._reason if failed else "the lease could not be renewed"
+            raise DependencyError(
+                f"job {self._job.name} was drained, but what it learned last could not be saved: {reason}",
+                hint="the next start learns it again, from the newest manifest on",
+            )
 
     async def _next_event(self) -> Event:
         command = asyncio.create_task(self._commands.get())
@@ -172,7 +202,7 @@ class Controller:
         self._error = error
         self._reason, self._hint = error.message, error.hint
         kind = error.kind if isinstance(error, WorkerFailedError) else type(error).__name__
-        metrics.WORKER_FAILURES.labels(self._job.name, kind).inc()
+        self._meter.failed(kind)
         if self._rounds is not None:
             self._caution.failed(kind, self._rounds.planned)
         if isinstance(error, FencedError):
@@ -204,6 +234,7 @@ class Controller:
 
     def _announce(self, before: Phase, event: Event) -> None:
         phase = self._state.phase
+        self._gave_up = phase is Phase.PAUSED and event is Event.FATAL
         quiet = event in (Event.CHECKPOINT_DUE, Event.SAVED)
         if event in (Event.FAILED, Event.FATAL, Event.HALT) and self._reason:
             self._log.error("job " + phase, was=str(before), reason=self._reason, hint=self._hint or None)
@@ -211,8 +242,7 @@ class Controller:
             self._log.info("job " + phase, was=str(before), after=str(event))
         if phase is Phase.TRAINING and event is Event.FORMED:
             self._reason = self._hint = ""
-        for each in Phase:
-            metrics.PHASE.labels(self._job.name, each.value).set(each is phase)
+        self._meter.phase(phase)
 
     async def _begin(self, work: Coroutine[Any, Any, Event]) -> None:
         await self._end_activity()
@@ -230,7 +260,7 @@ class Controller:
         group, self._group = self._group, None
         if group is not None:
             await group.kill()
-        metrics.WORKERS.labels(self._job.name).set(0)
+        self._meter.workers(0)
 
     # ----------------------------------------------------------------------- activities
 
@@ -239,16 +269,11 @@ class Controller:
         return Event.BACKOFF_OVER
 
     async def _form(self) -> Event:
-        job = self._job
-        start = await find_start(
-            job=job,
-            offsets=self._offsets,
-            manifests=self._manifests,
-            retrain=self._retrain,
-            lineage=self._retrain.lineage if self._retrain else self._first_lineage,
-            epoch=self._lease.epoch,
-        )
+        start = await self._course.start(self._lease.epoch)
         self._head, progress = start.head, start.progress
+        if self._redrive is not None:
+            progress = await self._redrive.begin(progress, fresh=start.head is None)
+        job = self._job.with_hyper(progress.hyper)
         self._generation = max(self._generation, start.head.generation if start.head else 0) + 1
         self._group = Group(
             job=job.name,
@@ -280,13 +305,16 @@ class Controller:
                 work_dir=str(self._work_dir),
                 careful_until=self._caution.until(self._partitions),
                 careful_s=self._caution.seconds(),
-                forget_through=tuple(place.offset for place in progress.retrain_until or ()),
+                forget_through=start.forget_through,
+                replay_topic="" if self._redrive is None else await self._redrive.topic(),
+                redriven=progress.redriven,
+                begins=progress.begins,
             )
         )
         if start.restore is not None and start.restore.model_fingerprint != formed.model_fingerprint:
             raise ConfigError(
                 f"the model of job {job.name} is not the one that its checkpoint holds the weights of",
-                hint=f"restore it, or learn anew: streamtrain retrain {job.name} --from scratch",
+                hint=f"restore it, or learn anew: streamtrain retrain {job.name} --from scratch --promote",
             )
         self._model_fingerprint = formed.model_fingerprint
         self._observer.begin(progress.learned, progress.window_begins)
@@ -299,20 +327,21 @@ class Controller:
             observer=self._observer,
             clock=self._clock,
             actions=self._actions,
+            post=self.post,
             next_absent=formed.next_absent,
+            redrive=self._redrive,
         )
         self._checkpointer.restarted()
-        metrics.GENERATIONS.labels(job.name).inc()
-        metrics.WORKERS.labels(job.name).set(job.workers.min)
+        self._meter.formed(job.workers.min)
         self._log.info("group formed", generation=self._generation, workers=job.workers.min, timings=formed.timings)
         return Event.FORMED
 
     async def _train(self) -> Event:
         assert self._rounds is not None
-        await self._rounds.train(
+        ended = await self._rounds.train(
             lambda progress, now: self._checkpointer.due(learned_more=learned_more(progress, self._head), now=now)
         )
-        return Event.CHECKPOINT_DUE
+        return Event.ENDED if ended else Event.CHECKPOINT_DUE
 
     async def _save(self) -> Event:
         assert self._group is not None
@@ -328,7 +357,8 @@ class Controller:
         if self._group is not None:
             await self._group.stop()
         await self._kill_group()
-        self._rounds = None
+        if self._state.phase is not Phase.DRAINING:
+            self._rounds = None
         return Event.GROUP_STOPPED
 
     # ----------------------------------------------------------------------- status
@@ -338,9 +368,24 @@ class Controller:
         """What the last generation failed with."""
         return self._error
 
+    @property
+    def head(self) -> Manifest | None:
+        """The newest manifest that this controller has seen."""
+        return self._head
+
+    @property
+    def progress(self) -> Progress | None:
+        return self._rounds.progress if self._rounds else of_manifest(self._head) if self._head else None
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all that it had to learn is in its head, and its workers are gone."""
+        end, head = self.post.end, self._head
+        resting = self._state.phase is Phase.PAUSED
+        return resting and end is not None and end.last and head is not None and reached(head.learned, end.places)
+
     def status(self) -> JobStatus:
-        head, observer = self._head, self._observer
-        progress = self._rounds.progress if self._rounds else of_manifest(head) if head else None
+        head, observer, progress = self._head, self._observer, self.progress
         return JobStatus(
             job=self._job.name,
             phase=self._state.phase,
@@ -359,7 +404,8 @@ class Controller:
             backlog=observer.backlog,
             oldest_untrained_s=observer.oldest_untrained_s,
             retention=observer.retention,
-            retrain=retrain_status(progress, self._retrain) if progress else None,
+            hyper=progress.hyper if progress else {},
+            gave_up=self._gave_up,
             checkpoint=None if head is None else checkpoint_status(head),
             failures=self._state.failures,
             last_error=self._error.message if self._error else "",

@@ -28,6 +28,7 @@ class Event(StrEnum):
     START = "start"  # the lease is held and the source has a topic
     FORMED = "formed"
     CHECKPOINT_DUE = "checkpoint due"
+    ENDED = "ended"  # a lineage beside the job has learned its range
     SAVED = "saved"
     GROUP_STOPPED = "group stopped"
     FAILED = "failed"
@@ -35,7 +36,6 @@ class Event(StrEnum):
     BACKOFF_OVER = "backoff over"
     PAUSE = "pause"
     RESUME = "resume"
-    RETRAIN = "retrain"
     DRAIN = "drain"
     HALT = "halt"  # at once, without saving
 
@@ -46,7 +46,7 @@ class Action(StrEnum):
 
     KILL = "kill"  # the group, if there is one
     REVERT = "revert"  # to the head manifest: offsets and weights together
-    FORM = "form"  # begins the lineage that a retrain has asked for, if one has
+    FORM = "form"
     TRAIN = "train"
     SAVE = "save"
     STOP = "stop"
@@ -93,23 +93,20 @@ TABLE: dict[Key, Row] = {
     #
     (_P.FORMING, _E.FORMED): Row(_P.TRAINING, (_A.TRAIN,)),
     (_P.FORMING, _E.PAUSE): Row(_P.PAUSED, (_A.KILL, _A.REVERT)),
-    (_P.FORMING, _E.RETRAIN): Row(_P.FORMING, (_A.KILL, _A.REVERT, _A.FORM), _G.RUN),
     (_P.FORMING, _E.DRAIN): _ENDED,
     #
     (_P.TRAINING, _E.CHECKPOINT_DUE): Row(_P.SAVING, (_A.SAVE,)),
     (_P.TRAINING, _E.PAUSE): Row(_P.STOPPING, (_A.SAVE,), _G.PAUSE),
-    (_P.TRAINING, _E.RETRAIN): Row(_P.STOPPING, (_A.SAVE,), _G.RUN),
+    (_P.TRAINING, _E.ENDED): Row(_P.STOPPING, (_A.SAVE,), _G.PAUSE),
     (_P.TRAINING, _E.DRAIN): Row(_P.DRAINING, (_A.SAVE,)),
     #
     (_P.SAVING, _E.SAVED): Row(_P.TRAINING, (_A.TRAIN,)),
     (_P.SAVING, _E.PAUSE): Row(_P.STOPPING, (), _G.PAUSE),
-    (_P.SAVING, _E.RETRAIN): Row(_P.STOPPING, (), _G.RUN),
     (_P.SAVING, _E.DRAIN): Row(_P.DRAINING),
     #
     (_P.STOPPING, _E.SAVED): Row(_P.STOPPING, (_A.STOP,)),
     (_P.STOPPING, _E.PAUSE): Row(_P.STOPPING, (), _G.PAUSE),
     (_P.STOPPING, _E.RESUME): Row(_P.STOPPING, (), _G.RUN),
-    (_P.STOPPING, _E.RETRAIN): Row(_P.STOPPING, (), _G.RUN),
     (_P.STOPPING, _E.DRAIN): Row(_P.DRAINING),
     (_P.STOPPING, _E.GROUP_STOPPED, _G.RUN): _FORM,
     (_P.STOPPING, _E.GROUP_STOPPED, _G.PAUSE): Row(_P.PAUSED, (), _G.RUN),
@@ -118,11 +115,9 @@ TABLE: dict[Key, Row] = {
     (_P.BACKOFF, _E.BACKOFF_OVER, _G.PAUSE): Row(_P.PAUSED, (), _G.RUN),
     (_P.BACKOFF, _E.PAUSE): Row(_P.PAUSED, (), _G.RUN),
     (_P.BACKOFF, _E.RESUME): _FORM,
-    (_P.BACKOFF, _E.RETRAIN): Row(_P.BACKOFF, (), _G.RUN),
     (_P.BACKOFF, _E.DRAIN): Row(_P.STOPPED),
     #
     (_P.PAUSED, _E.RESUME): _FORM,
-    (_P.PAUSED, _E.RETRAIN): _FORM,
     (_P.PAUSED, _E.DRAIN): Row(_P.STOPPED),
     #
     (_P.DRAINING, _E.SAVED): Row(_P.DRAINING, (_A.STOP,)),
@@ -147,7 +142,7 @@ def transition(state: State, event: Event) -> tuple[State, tuple[Action, ...]]:
     failures = state.failures
     if event is Event.FAILED:
         failures += 1
-    elif event in (Event.SAVED, Event.RESUME, Event.RETRAIN, Event.FATAL):
+    elif event in (Event.SAVED, Event.RESUME, Event.FATAL):
         failures = 0
     return replace(state, phase=row.to, goal=row.goal or state.goal, failures=failures), row.actions
 

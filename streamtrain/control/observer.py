@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import structlog
 
-from streamtrain import config
 from streamtrain.clock import Clock
+from streamtrain.control.course import Course
 from streamtrain.errors import StreamtrainError
 from streamtrain.ports import OffsetsPort
 from streamtrain.types import Learned, Retention, RetentionState
@@ -21,11 +21,11 @@ _log = structlog.get_logger()
 
 
 class Observer:
-    def __init__(self, *, job: config.Job, offsets: OffsetsPort, clock: Clock) -> None:
-        self._job = job
+    def __init__(self, *, job: str, course: Course, offsets: OffsetsPort, clock: Clock) -> None:
+        self._course = course
         self._offsets = offsets
         self._clock = clock
-        self._log = _log.bind(job=job.name)
+        self._log = _log.bind(job=job)
         self._learned: tuple[Learned, ...] = ()
         self._window_begins: tuple[int, ...] = ()
         self._window_at: float | None = None
@@ -76,11 +76,12 @@ class Observer:
         self.backlog = frontier.backlog(learned)
         now = self._clock.monotonic()
         if self._lateness_at is None or now - self._lateness_at >= LATENESS_S:
-            self.oldest_untrained_s = await self._offsets.oldest_untrained_s(learned)
+            if self._course.beside is None:  # else it has much to catch up with, and each look would ask Kafka
+                self.oldest_untrained_s = await self._offsets.oldest_untrained_s(learned)
             self._note(await self._offsets.retention(learned, self.oldest_untrained_s))
             self._lateness_at = now
         if self._window_at is None or now - self._window_at >= WINDOW_S:
-            window = await self._offsets.window_begins(self._job.window.duration, self._job.window.max_records)
+            window = await self._course.window(learned)
             self._window_begins = tuple(map(max, window, self._window_begins))
             self._window_at = now
 

@@ -4,10 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from streamtrain import scores
 from streamtrain.errors import ContinuityError
-from streamtrain.types import Frontier, Learned, Manifest, PartitionFrontier, Round, RoundCounts, RoundReport, Scores
+from streamtrain.types import (
+    Frontier,
+    Learned,
+    Manifest,
+    PartitionFrontier,
+    Retrain,
+    Round,
+    RoundCounts,
+    RoundReport,
+    Scores,
+)
 
 MOST_EXPELLED = 1000
 """Per partition. What is forgotten beyond is found again when it is replayed."""
@@ -29,6 +40,9 @@ class Progress:
     watermark: int = 0
     holdout: Mapping[str, Scores] = field(default_factory=dict)
     expelled: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
+    hyper: Mapping[str, Any] = field(default_factory=dict)
+    begins: tuple[int, ...] = ()
+    redriven: tuple[int, ...] = ()
 
     def after(self, round: Round, report: RoundReport) -> Progress:
         """Raises ContinuityError when the report is not that of the round, or leaves a part of it out."""
@@ -47,6 +61,11 @@ class Progress:
                     f"through offset {asked.end}, but reports {place}"
                 )
             learned[asked.partition] = place
+        redriven = list(self.redriven)
+        for part in round.redriven:
+            if part.span and report.redriven.get(part.partition) != part.end:
+                raise ContinuityError(f"round {round.number} was to learn {part}, but reports {report.redriven}")
+            redriven[part.partition] = part.end
         return replace(
             self,
             learned=tuple(learned),
@@ -56,15 +75,17 @@ class Progress:
             rows_learned=self.rows_learned + report.counts.learned + report.counts.absent_labels,
             counts=self.counts + report.counts,
             scores=scores.merge_by_label(self.scores, report.scores),
-            retrain_until=None if _reached(learned, self.retrain_until) else self.retrain_until,
+            retrain_until=None if reached(learned, self.retrain_until) else self.retrain_until,
             watermark=max(self.watermark, round.watermark),
             holdout=scores.merge_by_label(self.holdout, report.holdout),
             expelled=_expelled(self.expelled, report.expelled, round.window_begins),
+            redriven=tuple(redriven),
         )
 
 
-def _reached(learned: Sequence[Learned], until: Sequence[Learned] | None) -> bool:
-    return until is None or all(place.offset >= end.offset for place, end in zip(learned, until, strict=True))
+def reached(learned: Sequence[Learned], until: Sequence[Learned] | None) -> bool:
+    """By records: between the last one and an end there may be nothing but commit markers, which are never read."""
+    return until is None or all(place.count >= end.count for place, end in zip(learned, until, strict=True))
 
 
 def _expelled(
@@ -93,6 +114,9 @@ def of_manifest(manifest: Manifest) -> Progress:
         watermark=manifest.watermark,
         holdout=manifest.holdout,
         expelled=manifest.expelled,
+        hyper=manifest.hyper,
+        begins=manifest.begins,
+        redriven=manifest.redriven,
     )
 
 
@@ -101,38 +125,45 @@ def same_topic(head: Manifest, frontier: Frontier) -> bool:
     return (head.topic, len(head.learned)) == (frontier.topic, len(frontier.partitions))
 
 
-def retrained(head: Manifest, *, lineage: str, begins: Sequence[Learned], frontier: Frontier) -> Progress:
-    """The start of a retrain: from the window's begin, unscored through where the head has been scored. In another
-    topic than the head learned from, and in one that ends before that, nothing has been scored."""
-    until: tuple[Learned, ...] | None = head.learned
-    if not same_topic(head, frontier) or any(
-        place.offset > part.end for place, part in zip(head.learned, frontier.partitions, strict=True)
-    ):
-        until = None
-    elif head.retrain_until is not None:
-        until = tuple(
-            max(pair, key=lambda place: place.offset) for pair in zip(head.learned, head.retrain_until, strict=True)
-        )
+def begun(retrain: Retrain, *, base: Manifest | None) -> Progress:
+    """The start of a retrain. With the weights of `base` its rows are unscored through what those had learned."""
+    until = base.learned if base is not None and base.topic == retrain.topic else None
+    if base is not None and until is not None and base.retrain_until is not None:
+        until = further(until, base.retrain_until)
     return Progress(
-        lineage=lineage,
-        learned=tuple(begins),
-        window_begins=tuple(place.offset for place in begins),
-        retrain_until=None if _reached(begins, until) else until,
+        lineage=retrain.lineage,
+        learned=retrain.begins,
+        window_begins=tuple(place.offset for place in retrain.begins),
+        retrain_until=None if reached(retrain.begins, until) else until,
+        hyper=retrain.hyper,
     )
 
 
-def frontier_of_retrain(frontier: Frontier, until: Sequence[Learned]) -> Frontier:
-    """The frontier as a retrain may see it, so that no round holds both rows that were scored and rows that
-    were not."""
-    capped = tuple(
-        PartitionFrontier(part.begin, min(part.end, end.offset), end.count)
-        for part, end in zip(frontier.partitions, until, strict=True)
+def further(places: Sequence[Learned], others: Sequence[Learned]) -> tuple[Learned, ...]:
+    """Of each partition the later place."""
+    return tuple(max(pair, key=lambda place: place.offset) for pair in zip(places, others, strict=True))
+
+
+def capped(frontier: Frontier, until: Sequence[Learned], *, watermark: int = 0) -> Frontier:
+    """The frontier as if nothing were published beyond `until`."""
+    parts = tuple(
+        PartitionFrontier(part.begin, place.offset, place.count) if place.offset <= part.end else part
+        for part, place in zip(frontier.partitions, until, strict=True)
     )
-    return replace(frontier, partitions=capped, watermark=0)
+    return replace(frontier, partitions=parts, watermark=watermark)
+
+
+def window_of_range(begins: Sequence[Learned], learned: Sequence[Learned], *, max_records: int) -> tuple[int, ...]:
+    """Where the window begins of a lineage that has learned from `begins` on: it is bounded by records only, since
+    what is learned again is older than a time that is counted from now."""
+    places = list(zip(begins, learned, strict=True))
+    records = sum(place.count - begin.count for begin, place in places)
+    kept = min(1.0, max_records / records) if records else 1.0
+    return tuple(place.offset - int((place.offset - begin.offset) * kept) for begin, place in places)
 
 
 def remaining(learned: Sequence[Learned], until: Sequence[Learned]) -> int:
-    """Records that a retrain has still to learn before it has caught up."""
+    """Records that are still to be learned."""
     return sum(max(0, end.count - place.count) for place, end in zip(learned, until, strict=True))
 
 

@@ -9,12 +9,14 @@ from collections.abc import Callable, Sequence
 
 from streamtrain import config
 from streamtrain.clock import Clock
+from streamtrain.control.end import End, Post
 from streamtrain.control.forming import check_retention
 from streamtrain.control.group import MAX_ROUNDS_IN_FLIGHT, Group
 from streamtrain.control.observer import Observer
-from streamtrain.control.progress import Progress, frontier_of_retrain, skip_removed
+from streamtrain.control.progress import Progress, capped, reached, skip_removed
+from streamtrain.control.redrive import Redrive
 from streamtrain.ports import Action, OffsetsPort, Planner
-from streamtrain.types import Frontier, Learned, Planned, PlanRequest, PlanSettings, RetentionState
+from streamtrain.types import Frontier, Learned, OffsetRange, Planned, PlanRequest, PlanSettings, RetentionState
 
 _MARKS = 64  # of what was published when, that is not learned yet
 
@@ -33,9 +35,12 @@ class Rounds:
         observer: Observer,
         clock: Clock,
         actions: Sequence[Action],
+        post: Post,
         next_absent: int | None = None,
+        redrive: Redrive | None = None,
     ) -> None:
-        """next_absent: the first cluster time at which a label is absent, as the group has formed."""
+        """post: where to stop. next_absent: the first cluster time at which a label is absent, as the group has
+        formed."""
         self.progress = progress
         self._job = job
         self._group = group
@@ -44,6 +49,7 @@ class Rounds:
         self._observer = observer
         self._clock = clock
         self._actions = actions
+        self._post = post
         self._settings = PlanSettings(
             max_wait_s=job.round.max_wait,
             max_records=job.round.max_records,
@@ -57,26 +63,36 @@ class Rounds:
         self._marks: deque[tuple[Sequence[int | None], int]] = deque(maxlen=_MARKS)
         self._watermark = progress.watermark
         self._next_absent = next_absent
+        self._redrive = redrive
 
     @property
     def planned(self) -> tuple[Learned, ...]:
         """Through where rounds have been cut."""
         return self._planned
 
-    async def train(self, checkpoint_due: Callable[[Progress, float], float | None]) -> None:
-        """Until `checkpoint_due`, which says when the next checkpoint is due, if any. Raises the group's failure,
-        and OffsetError when records are gone that were not learned."""
+    @property
+    def busy(self) -> bool:
+        """Whether a round is in flight."""
+        return bool(self._in_flight)
+
+    async def train(self, checkpoint_due: Callable[[Progress, float], float | None]) -> bool:
+        """Until `checkpoint_due`, which says when the next checkpoint is due, if any; or until the end is reached, and
+        then it returns True. Raises the group's failure, and OffsetError when records are gone that were not
+        learned."""
         while True:
             await self._check_retention()
-            frontier = await self._visible_frontier()
+            end = self._post.end
+            frontier = await self._visible_frontier(end)
             self._advance_watermark(frontier)
             now = self._clock.monotonic()
             due = checkpoint_due(self.progress, now)
             if due is not None and now >= due:
-                return
+                return False
             until = await self._cut(frontier, now)
+            if until is None and self._at_end(end):
+                return True
             wakes = [moment for moment in (due, until) if moment is not None]
-            await self._wake(frontier, min(wakes) - now if wakes else None)
+            await self._wake(frontier, end, min(wakes) - now if wakes else None)
             self._take_reports()
 
     async def finish(self) -> None:
@@ -91,16 +107,22 @@ class Rounds:
         if seen is not None and seen.state in (RetentionState.LOST, RetentionState.AHEAD):
             await check_retention(self._job.name, self._offsets, self.progress.learned)
 
-    async def _visible_frontier(self) -> Frontier:
+    async def _visible_frontier(self, end: End | None) -> Frontier:
+        """No round goes beyond the end, or holds both rows that are scored and rows that are not."""
         frontier = await self._offsets.frontier()
+        if end is not None:
+            frontier = capped(frontier, end.places, watermark=end.watermark)
         until = self.progress.retrain_until
-        return frontier if until is None else frontier_of_retrain(frontier, until)
+        return frontier if until is None else capped(frontier, until)
+
+    def _at_end(self, end: End | None) -> bool:
+        return end is not None and end.last and not self._in_flight and reached(self.progress.learned, end.places)
 
     async def _cut(self, frontier: Frontier, now: float) -> float | None:
         """Starts what rounds can be started; returns when to look again, None until something happens."""
         while True:
             await self._skip_removed(frontier)
-            decision = self._plan(self._request(frontier, now))
+            decision = self._plan(self._request(frontier, now, await self._redriven()))
             if not isinstance(decision, Planned):
                 self._waiting_since = None if decision.until is None else self._waiting_since or now
                 return decision.until
@@ -108,12 +130,19 @@ class Rounds:
                 self._waiting_since = self._waiting_since or now
                 return None
             self._group.start_round(decision.round)
+            if self._redrive is not None:
+                self._redrive.took(decision.round)
             self._in_flight.append(decision)
             self._planned = decision.planned
             if all(place.offset >= part.end for place, part in zip(self._planned, frontier.partitions, strict=True)):
                 self._waiting_since = None
 
-    def _request(self, frontier: Frontier, now: float) -> PlanRequest:
+    async def _redriven(self) -> tuple[OffsetRange, ...]:
+        """Dead letters that were replayed; none while rows are learned again that were scored before."""
+        ranges = () if self._redrive is None else await self._redrive.ranges()
+        return ranges if self.progress.retrain_until is None else ()
+
+    def _request(self, frontier: Frontier, now: float, redriven: tuple[OffsetRange, ...]) -> PlanRequest:
         return PlanRequest(
             number=self.progress.rounds + len(self._in_flight),
             planned=self._planned,
@@ -125,6 +154,7 @@ class Rounds:
             scored=self.progress.retrain_until is None,
             watermark=self._watermark,
             next_absent=None if self._in_flight else self._next_absent,
+            redriven=redriven,
         )
 
     def _advance_watermark(self, frontier: Frontier) -> None:
@@ -143,11 +173,18 @@ class Rounds:
             await check_retention(self._job.name, self._offsets, self._planned)
             self._planned = skip_removed(self._planned, frontier)
 
-    async def _wake(self, frontier: Frontier, wait_s: float | None) -> None:
-        """Until a report is there, more is published, or `wait_s` have passed; raises the group's failure."""
-        waits = {asyncio.ensure_future(self._group.reported()), asyncio.ensure_future(self._offsets.changed(frontier))}
+    async def _wake(self, frontier: Frontier, end: End | None, wait_s: float | None) -> None:
+        """Until a report is there, more is published, the end has moved, or `wait_s` have passed; raises the group's
+        failure."""
+        waits = {
+            asyncio.ensure_future(self._group.reported()),
+            asyncio.ensure_future(self._offsets.changed(frontier)),
+            asyncio.ensure_future(self._post.moved(end)),
+        }
         if wait_s is not None:
             waits.add(asyncio.ensure_future(self._clock.sleep(wait_s)))
+        if self._redrive is not None:
+            waits.add(asyncio.ensure_future(self._redrive.changed()))
         try:
             done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
             for each in done:

@@ -13,10 +13,8 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
-import shutil
 import signal
 import socket
-import tempfile
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -30,7 +28,8 @@ from streamtrain import __version__, cancelling, logs, metrics
 from streamtrain.artifacts import open_store
 from streamtrain.clock import Clock, SystemClock
 from streamtrain.control.lease import Lease, LeaseState
-from streamtrain.daemon import connections, overview, state_store
+from streamtrain.control.retrains import Wish
+from streamtrain.daemon import connections, overview, state_store, work_dir
 from streamtrain.daemon.job_part import JobPart
 from streamtrain.daemon.source_part import SourcePart
 from streamtrain.errors import (
@@ -43,7 +42,9 @@ from streamtrain.errors import (
     ModelError,
     StreamtrainError,
 )
-from streamtrain.observe.admin import Admin, RetrainFrom
+from streamtrain.observe.admin import Admin
+from streamtrain.observe.retrain_request import RetrainRequest
+from streamtrain.registry.retrains import RetrainStore
 from streamtrain.registry.store import ManifestStore
 from streamtrain.settings import settings_file
 from streamtrain.settings.settings_file import Loaded
@@ -118,8 +119,11 @@ class Daemon:
         return EXIT_OK
 
     async def _work(self) -> None:
+        with work_dir.made() as folder:
+            await self._work_in(folder)
+
+    async def _work_in(self, folder: Path) -> None:
         client = state_store.connect(self._settings)
-        work_dir = Path(tempfile.mkdtemp(prefix="streamtrain-"))
         try:
             if not await self._unless_stopped(connections.check(self._settings)):
                 return
@@ -134,25 +138,23 @@ class Daemon:
             self._waiting = ""
             renewing = asyncio.create_task(self._renew(lease))
             try:
-                await self._run_parts(lease, client, work_dir)
+                await self._run_parts(lease, client, folder)
             finally:
                 await cancelling.end(renewing)
                 await lease.release()
         except StreamtrainError as error:
             self._fail(error)
         finally:
-            try:
-                await client.close()
-            finally:  # also when one more signal cuts that short
-                shutil.rmtree(work_dir, ignore_errors=True)
+            await client.close()
 
-    async def _run_parts(self, lease: Lease, client: AsyncMongoClient[Any], work_dir: Path) -> None:
+    async def _run_parts(self, lease: Lease, client: AsyncMongoClient[Any], folder: Path) -> None:
         """Starts sources and jobs, waits for the end, and drains them: sources first."""
         settings = self._settings
         artifacts = state_store.artifact_options(settings)
         store = open_store(artifacts)
         manifests = ManifestStore(database=client[settings.state.database], artifacts=store)
         await manifests.prepare()
+        retrains = RetrainStore(manifests)
         for spec in settings.sources:
             self._sources[spec.name] = SourcePart(spec=spec, kafka=settings.kafka, lease=lease, clock=self._clock)
         sources = [
@@ -169,9 +171,10 @@ class Daemon:
                         source=self._sources[part.job.source],
                         kafka=settings.kafka,
                         manifests=manifests,
+                        retrains=retrains,
                         lease=lease,
                         artifacts=artifacts,
-                        work_dir=work_dir,
+                        work_dir=folder,
                     ),
                     started=partial(getattr, part, "started"),
                 )
@@ -207,6 +210,7 @@ class Daemon:
             _done, late = await asyncio.wait(jobs, timeout=JOB_DRAIN_S)
             if late:
                 log.error("jobs did not drain in time; what was not saved is learned again", jobs=len(late))
+                self._error = self._error or DependencyError("jobs did not save and end in time")
 
     # ------------------------------------------------------------------ what goes wrong
 
@@ -219,6 +223,9 @@ class Daemon:
         except StreamtrainError as error:
             if not started() and isinstance(error, (DependencyError, ConfigError, ForeignPositionError)):
                 self._fail(error)
+            elif self._stop.is_set() and isinstance(error, DependencyError):
+                log.error("a part was not drained well", part=part, reason=error.message, hint=error.hint or None)
+                self._error = self._error or error
             else:
                 log.error("a part has stopped", part=part, reason=error.message, hint=error.hint or None)
                 self._crashes[part] = error.message
@@ -333,9 +340,33 @@ class Daemon:
     def stuck(self) -> Mapping[str, str]:
         return overview.stuck(self._process(), self._job_views())
 
-    async def retrain(self, job: str, *, start: RetrainFrom) -> Mapping[str, Any]:
-        lineage = self._jobs[job].retrain(from_scratch=start == "scratch")
-        return {"job": job, "from": start, "lineage": lineage}
+    async def pause(self, job: str) -> None:
+        self._jobs[job].pause()
+
+    async def resume(self, job: str) -> None:
+        self._jobs[job].resume()
+
+    def retrains(self, job: str) -> Sequence[Mapping[str, Any]]:
+        return overview.retrains(self._jobs[job].view(crash=None))
+
+    async def retrain(self, job: str, *, asked: RetrainRequest) -> Mapping[str, Any]:
+        now_s = self._clock.time()
+        wish = Wish(
+            start=asked.start,
+            since_ms=asked.since_ms(now_s),
+            until_ms=asked.until_ms(now_s),
+            hyper=asked.hyper,
+            workers=asked.workers,
+            promote=asked.promote,
+        )
+        begun = await self._jobs[job].retrain(wish)
+        return {"job": job, "lineage": begun.lineage, "from": begun.base or "scratch", "records": begun.records}
+
+    async def cancel_retrain(self, job: str, lineage: str) -> None:
+        await self._jobs[job].cancel(lineage)
+
+    async def promote_retrain(self, job: str, lineage: str) -> None:
+        await self._jobs[job].promote(lineage)
 
     def _process(self) -> overview.Process:
         lease, now = self._lease, self._clock.monotonic()

@@ -4,14 +4,15 @@ over the parts' own snapshots; they decide nothing."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from streamtrain import __version__
+from streamtrain import __version__, scores
 from streamtrain.control.machine import Phase
-from streamtrain.control.status import JobStatus, RetrainStatus
+from streamtrain.control.retrain_status import RetrainStatus
+from streamtrain.control.status import JobStatus
 from streamtrain.source.status import SourceState, SourceStatus
-from streamtrain.types import RoundCounts
+from streamtrain.types import Label, RoundCounts
 
 # What a controller may take between two looks at its topic: more than every deadline of its Kafka clients.
 CONTROLLER_TICK_DEADLINE_S = 120.0
@@ -42,6 +43,8 @@ class JobView:
     status: JobStatus | None
     reason: str
     report: Mapping[str, Any]
+    retrains: tuple[RetrainStatus, ...] = ()
+    labels: Mapping[str, Label] = field(default_factory=dict)
 
 
 def not_ready(process: Process, sources: Mapping[str, SourceStatus], jobs: Mapping[str, JobView]) -> dict[str, str]:
@@ -135,10 +138,11 @@ def _job(job: JobView, now_ms: int) -> dict[str, Any]:
             "failures": 0,
             "last_error": "",
             "checkpoint": None,
-            "retrain": None,
+            "hyper": {},
+            "retrains": [],
             "report": dict(job.report),
         }
-    checkpoint, retrain, retention = status.checkpoint, status.retrain, status.retention
+    checkpoint, retention = status.checkpoint, status.retention
     return {
         "source": job.source,
         "phase": status.phase.value,
@@ -162,12 +166,45 @@ def _job(job: JobView, now_ms: int) -> dict[str, Any]:
         "checkpoint": None
         if checkpoint is None
         else {**asdict(checkpoint), "age_s": max(0.0, (now_ms - checkpoint.created_ms) / 1000)},
-        "retrain": None if retrain is None else _retrain(retrain),
+        "hyper": dict(status.hyper),
+        "retrains": retrains(job),
         "report": dict(job.report),
     }
 
 
-def _retrain(retrain: RetrainStatus) -> dict[str, Any]:
-    """from: null when an earlier daemon was asked. progress: 0 before its first round, 1 once it has caught up."""
-    kind = None if retrain.from_scratch is None else "scratch" if retrain.from_scratch else "weights"
-    return {"from": kind, "lineage": retrain.lineage, "progress": round(retrain.done or 0.0, 4)}
+def retrains(job: JobView) -> list[dict[str, Any]]:
+    """The lineages that are learned beside the job."""
+    return [_retrain(retrain, job.labels) for retrain in job.retrains]
+
+
+def _retrain(retrain: RetrainStatus, labels: Mapping[str, Label]) -> dict[str, Any]:
+    """from: `scratch`, or the manifest whose weights it began with. scores: of the lineage's own rows."""
+    return {
+        "lineage": retrain.lineage,
+        "state": retrain.state,
+        "reason": retrain.reason,
+        "hint": retrain.hint,
+        "from": retrain.base or "scratch",
+        "since_ms": retrain.since_ms,
+        "until_ms": retrain.until_ms,
+        "hyper": dict(retrain.hyper),
+        "promote": retrain.promote,
+        "created_ms": retrain.created_ms,
+        "records": retrain.records,
+        "done": retrain.done,
+        "progress": round(retrain.progress, 4),
+        "records_per_s": retrain.records_per_s,
+        "eta_s": retrain.eta_s,
+        "phase": retrain.phase,
+        "workers": len(retrain.workers),
+        "pids": list(retrain.workers),
+        "rounds": retrain.rounds,
+        "rows_learned": retrain.rows_learned,
+        "counts": asdict(retrain.counts),
+        "scores": {
+            name: {"rows": found.rows, **scores.metrics(labels[name], found)}
+            for name, found in retrain.scores.items()
+            if found.rows and name in labels
+        },
+        "manifest": retrain.manifest,
+    }

@@ -54,7 +54,7 @@ class SourcePart:
 
 
 class Topic:
-    """The topic that a source publishes to, and its offsets, which are kept true until `close`."""
+    """A topic, and its offsets, which are kept true until `close`."""
 
     def __init__(self, *, name: str, epoch: int, partitions: int, offsets: Offsets) -> None:
         self.name, self.epoch, self.partitions = name, epoch, partitions
@@ -74,6 +74,25 @@ class Topic:
         self._refreshing.cancel()
         await asyncio.gather(self._refreshing, return_exceptions=True)
         await self.offsets.close()
+
+
+async def open_topic(
+    name: str,
+    *,
+    kafka: config.Kafka,
+    epoch: int,
+    partitions: int,
+    clock: Clock,
+    position: Position | None = None,
+) -> Topic:
+    """A topic that is there. position: of the source, how much is in it. Raises KafkaError."""
+    offsets = Offsets(kafka=kafka, topic=name, topic_epoch=epoch, partitions=partitions, clock=clock)
+    try:
+        await offsets.start(position)
+    except BaseException:
+        await offsets.close()
+        raise
+    return Topic(name=name, epoch=epoch, partitions=partitions, offsets=offsets)
 
 
 class _Announced:
@@ -118,13 +137,9 @@ class _Announced:
         epoch = 0 if position is None else position.topic_epoch
         partitions = self._spec.partitions if position is None else len(position.counts)
         name = topics.source_topic(self._kafka.topic_prefix, self._spec.name, epoch)
-        offsets = Offsets(kafka=self._kafka, topic=name, topic_epoch=epoch, partitions=partitions, clock=self._clock)
-        try:
-            await offsets.start(position)
-        except BaseException:
-            await offsets.close()
-            raise
-        return Topic(name=name, epoch=epoch, partitions=partitions, offsets=offsets)
+        return await open_topic(
+            name, kafka=self._kafka, epoch=epoch, partitions=partitions, clock=self._clock, position=position
+        )
 
     def _on_published(self, published: Published) -> None:
         if self._topic.done():

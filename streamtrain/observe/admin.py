@@ -9,10 +9,10 @@ import hmac
 import ipaddress
 import json
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -22,16 +22,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
+from streamtrain.errors import ConfigError, DependencyError, PortInUseError, StreamtrainError, UsageError
 from streamtrain.masking import Mask
 from streamtrain.observe.connection import Connection
+from streamtrain.observe.retrain_request import RetrainRequest, read_request
 
 MAX_BODY_BYTES = 64 * 1024
 BODY_TIMEOUT_S = 5.0
 STOP_TIMEOUT_S = 2.0
 MAX_CONNECTIONS = 64
-
-RetrainFrom = Literal["scratch", "weights"]
 
 
 class Subject(Protocol):
@@ -47,8 +46,19 @@ class Subject(Protocol):
     def stuck(self) -> Mapping[str, str]:
         """Per part that has made no progress within its deadline, what it was doing."""
 
-    async def retrain(self, job: str, *, start: RetrainFrom) -> Mapping[str, Any]:
-        """Begins to learn the window again; raises StreamtrainError when the job cannot now."""
+    async def pause(self, job: str) -> None:
+        """This and what follows raise StreamtrainError when the job cannot now, UsageError for what cannot be."""
+
+    async def resume(self, job: str) -> None: ...
+
+    def retrains(self, job: str) -> Sequence[Mapping[str, Any]]: ...
+
+    async def retrain(self, job: str, *, asked: RetrainRequest) -> Mapping[str, Any]:
+        """Begins to learn a range of the topic again, beside the job."""
+
+    async def cancel_retrain(self, job: str, lineage: str) -> None: ...
+
+    async def promote_retrain(self, job: str, lineage: str) -> None: ...
 
 
 class Admin:
@@ -93,7 +103,12 @@ class Admin:
                 Route("/readyz", self._readyz),
                 Route("/metrics", self._metrics),
                 Route("/v1/status", self._status),
+                Route("/v1/jobs/{job}/pause", self._pause, methods=["POST"]),
+                Route("/v1/jobs/{job}/resume", self._resume, methods=["POST"]),
+                Route("/v1/jobs/{job}/retrain", self._retrains, methods=["GET"]),
                 Route("/v1/jobs/{job}/retrain", self._retrain, methods=["POST"]),
+                Route("/v1/jobs/{job}/retrain/{lineage}/cancel", self._cancel, methods=["POST"]),
+                Route("/v1/jobs/{job}/retrain/{lineage}/promote", self._promote, methods=["POST"]),
             ],
             exception_handlers={HTTPException: _refused, Exception: _broken},
         )
@@ -118,26 +133,59 @@ class Admin:
         self._authorise(request)
         return JSONResponse(self._mask.value(self._subject.status()))
 
+    async def _pause(self, request: Request) -> Response:
+        job = self._job(request, changes_state=True)
+        await _json_body(request, known=())
+        return await self._done(self._subject.pause(job), {"job": job})
+
+    async def _resume(self, request: Request) -> Response:
+        job = self._job(request, changes_state=True)
+        await _json_body(request, known=())
+        return await self._done(self._subject.resume(job), {"job": job})
+
+    async def _retrains(self, request: Request) -> Response:
+        job = self._job(request)
+        return JSONResponse(self._mask.value({"job": job, "retrains": list(self._subject.retrains(job))}))
+
     async def _retrain(self, request: Request) -> Response:
         self._authorise(request, changes_state=True)
         body = await _json_body(request)
-        unknown = body.keys() - {"from"}
-        if unknown:
-            raise HTTPException(
-                HTTPStatus.UNPROCESSABLE_ENTITY, f"unknown key {sorted(unknown)[0]!r}; known here: from"
-            )
-        start = body.get("from", "weights")
-        if start not in ("scratch", "weights"):
-            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, '"from" must be "scratch" or "weights"')
-        job = request.path_params["job"]
+        try:
+            asked = read_request(body)
+        except UsageError as error:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, error.message) from error
+        return await self._done(self._subject.retrain(self._job(request, changes_state=True), asked=asked))
+
+    async def _cancel(self, request: Request) -> Response:
+        job, lineage = self._job(request, changes_state=True), request.path_params["lineage"]
+        await _json_body(request, known=())
+        return await self._done(self._subject.cancel_retrain(job, lineage), {"job": job, "lineage": lineage})
+
+    async def _promote(self, request: Request) -> Response:
+        job, lineage = self._job(request, changes_state=True), request.path_params["lineage"]
+        await _json_body(request, known=())
+        return await self._done(self._subject.promote_retrain(job, lineage), {"job": job, "lineage": lineage})
+
+    def _job(self, request: Request, *, changes_state: bool = False) -> str:
+        """The job that the path names, for one who may."""
+        self._authorise(request, changes_state=changes_state)
+        job: str = request.path_params["job"]
         if job not in self._subject.jobs():
             known = ", ".join(self._subject.jobs())
             raise HTTPException(HTTPStatus.NOT_FOUND, f"there is no job {job!r}; there are: {known}")
+        return job
+
+    async def _done(
+        self, work: Awaitable[Mapping[str, Any] | None], answer: Mapping[str, Any] | None = None
+    ) -> Response:
+        """202 with what the subject answers, or with `answer`."""
         try:
-            progress = await self._subject.retrain(job, start=start)
+            found = await work
+        except (UsageError, ConfigError) as error:
+            raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, self._mask.text(str(error))) from error
         except StreamtrainError as error:
             raise HTTPException(HTTPStatus.CONFLICT, self._mask.text(str(error))) from error
-        return JSONResponse(progress, status_code=HTTPStatus.ACCEPTED)
+        return JSONResponse(answer if found is None else found, status_code=HTTPStatus.ACCEPTED)
 
     def _authorise(self, request: Request, *, changes_state: bool = False) -> None:
         if self._token is None:
@@ -193,9 +241,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _json_body(request: Request) -> dict[str, Any]:
-    """The body as a JSON object. Its content type is insisted on: a foreign web page cannot send that one
-    without a preflight, which is never answered."""
+async def _json_body(request: Request, *, known: Sequence[str] | None = None) -> dict[str, Any]:
+    """The body as a JSON object. known: its keys, where they are few. Its content type is insisted on: a foreign web
+    page cannot send that one without a preflight, which is never answered."""
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
         raise HTTPException(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "the content type must be application/json")
     body = bytearray()
@@ -215,6 +263,8 @@ async def _json_body(request: Request) -> dict[str, Any]:
         raise HTTPException(HTTPStatus.BAD_REQUEST, "the body is not JSON") from None
     if not isinstance(document, dict):
         raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, "the body must be a JSON object")
+    if known is not None and (unknown := sorted(document.keys() - set(known))):
+        raise HTTPException(HTTPStatus.UNPROCESSABLE_ENTITY, f"unknown key {unknown[0]!r}")
     return document
 
 

@@ -16,8 +16,10 @@ _EPOCH_IN_NAME = re.compile(r"/e(\d+)-g\d+-r\d+/")
 
 
 def to_stored(manifest: Manifest) -> dict[str, Any]:
-    """The document: `_id` is the manifest's id. Labels have dots in their names, so scores are a list."""
+    """The document: `_id` is the manifest's id. Labels and hyper-parameters may have dots in their names, so scores and
+    hyper are lists."""
     document = to_document(manifest)
+    document["hyper"] = pairs(document["hyper"])
     scores = [{"label": label, **score} for label, score in document.pop("scores").items()]
     return {"_id": document.pop("id"), "format": FORMAT, **document, "scores": scores}
 
@@ -31,9 +33,15 @@ def from_stored(document: Mapping[str, Any]) -> Manifest:
         )
     try:
         scores = {score["label"]: {k: v for k, v in score.items() if k != "label"} for score in fields.pop("scores")}
-        return from_document(Manifest, {"id": fields.pop("_id"), **fields, "scores": scores})
+        hyper = {pair["key"]: pair["value"] for pair in fields.pop("hyper", ())}
+        return from_document(Manifest, {"id": fields.pop("_id"), **fields, "scores": scores, "hyper": hyper})
     except (ValueError, KeyError, TypeError) as error:
         raise StreamtrainError(f"the manifest {document['_id']} cannot be read: {type(error).__name__}") from error
+
+
+def pairs(mapping: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """A mapping whose keys may have dots in them, as MongoDB keeps it."""
+    return [{"key": key, "value": value} for key, value in mapping.items()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +52,12 @@ class Entry:
     parent: str | None
     epoch: int
     artifacts: tuple[str, ...]
+    lineage: str
 
     @classmethod
     def of_stored(cls, document: Mapping[str, Any]) -> Entry:
         names = tuple(str(ref["name"]) for ref in document["artifacts"].values())
-        return cls(document["_id"], document["parent"], document["epoch"], names)
+        return cls(document["_id"], document["parent"], document["epoch"], names, document["lineage"])
 
 
 def chain(entries: Sequence[Entry], *, head: str | None, keep: int) -> list[Entry]:

@@ -15,13 +15,13 @@ from pymongo.errors import DuplicateKeyError, PyMongoError
 from pymongo.read_concern import ReadConcern
 
 from streamtrain.artifacts import ArtifactStore
-from streamtrain.errors import ArtifactError, FencedError
+from streamtrain.errors import ArtifactError, FencedError, SupersededError
 from streamtrain.mongo_failure import explain
 from streamtrain.registry.manifests import Entry, chain, from_stored, orphans, to_stored
 from streamtrain.types import Manifest
 
 TIMEOUT_S = 15.0
-_ENTRY_FIELDS = {"_id": 1, "parent": 1, "epoch": 1, "artifacts": 1}
+_ENTRY_FIELDS = {"_id": 1, "parent": 1, "epoch": 1, "artifacts": 1, "lineage": 1}
 
 
 class ManifestStore:
@@ -34,40 +34,46 @@ class ManifestStore:
             "read_concern": ReadConcern("majority"),
             "read_preference": ReadPreference.PRIMARY,
         }
-        self._manifests = database.get_collection("manifests", **options)
-        self._jobs = database.get_collection("jobs", **options)
-        self._artifacts = artifacts
+        self.collection = database.get_collection("manifests", **options)
+        self.jobs = database.get_collection("jobs", **options)
+        self.artifacts = artifacts
 
     async def prepare(self) -> None:
         """Creates the index. Idempotent."""
-        with _explained("preparing the manifests"):
-            await self._manifests.create_index([("job", 1), ("sequence", -1)])
+        with explained("preparing the manifests"):
+            await self.collection.create_index([("job", 1), ("sequence", -1)])
 
     async def claim(self, job: str, *, epoch: int) -> Manifest | None:
         """Stamps the epoch into the job, so that no earlier daemon can commit any more, and returns its head."""
-        return await self._head_of(job, await self._swap(job, epoch, {"epoch": epoch}))
+        return await self._head_of(job, await self.swap(job, epoch, {"epoch": epoch}))
 
     async def head(self, job: str) -> Manifest | None:
         """For display: whoever goes on from it uses `claim`."""
-        with _explained(f"reading the head of job {job}"):
-            found = await self._jobs.find_one({"_id": job})
+        with explained(f"reading the head of job {job}"):
+            found = await self.jobs.find_one({"_id": job})
         return await self._head_of(job, found)
 
     async def commit(self, manifest: Manifest, *, epoch: int) -> None:
-        """May be repeated with the same manifest."""
-        with _explained(f"writing the manifest {manifest.id}"):
+        """May be repeated with the same manifest. Raises SupersededError when the head is not its parent."""
+        await self.write(manifest, epoch=epoch)
+        change = {
+            "epoch": epoch,
+            "head": manifest.id,
+            "sequence": manifest.sequence,
+            "committed_ms": manifest.created_ms,
+        }
+        await self.swap(manifest.job, epoch, change, head={"$in": [manifest.parent, manifest.id]})
+
+    async def write(self, manifest: Manifest, *, epoch: int) -> None:
+        """Stores it, and is no head yet."""
+        with explained(f"writing the manifest {manifest.id}"):
             try:
                 # What is there under this id is either this manifest or one that never became the head.
-                await self._manifests.replace_one(
+                await self.collection.replace_one(
                     {"_id": manifest.id, "epoch": {"$lte": epoch}}, to_stored(manifest), upsert=True
                 )
             except DuplicateKeyError:
-                raise _fenced(manifest.job, epoch) from None
-        await self._swap(
-            manifest.job,
-            epoch,
-            {"epoch": epoch, "head": manifest.id, "sequence": manifest.sequence, "committed_ms": manifest.created_ms},
-        )
+                raise fenced(manifest.job, epoch) from None
 
     async def history(self, job: str) -> Sequence[Manifest]:
         """The head and the manifests before it that are still kept, newest first."""
@@ -80,34 +86,52 @@ class ManifestStore:
 
     async def stored(self, job: str) -> Sequence[Manifest]:
         """Every manifest of the job that is there, of any lineage, newest first."""
-        with _explained(f"reading the manifests of job {job}"):
-            found = self._manifests.find({"job": job}).sort([("created_ms", -1), ("sequence", -1)])
+        with explained(f"reading the manifests of job {job}"):
+            found = self.collection.find({"job": job}).sort([("created_ms", -1), ("sequence", -1)])
             return [from_stored(document) async for document in found]
 
     async def read(self, id: str) -> Manifest | None:
         """None where there is none, or none any more."""
-        with _explained(f"reading the manifest {id}"):
-            document = await self._manifests.find_one({"_id": id})
+        with explained(f"reading the manifest {id}"):
+            document = await self.collection.find_one({"_id": id})
         return None if document is None else from_stored(document)
 
     async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
         """Removes every manifest but the newest `keep` that lead to the head, and every artifact of the job that
-        none of those names. A newer daemon's are left alone. Not while the job is saving."""
-        with _explained(f"pruning the manifests of job {job}"):
-            found = await self._jobs.find_one({"_id": job})
-            if found is not None and found["epoch"] > epoch:
-                raise _fenced(job, epoch)
-            entries = [
-                Entry.of_stored(document) async for document in self._manifests.find({"job": job}, _ENTRY_FIELDS)
-            ]
-            kept = chain(entries, head=None if found is None else found.get("head"), keep=max(1, keep))
-            removed = [each.id for each in entries if each not in kept and each.epoch <= epoch]
-            if removed:
-                await self._manifests.delete_many({"_id": {"$in": removed}})
-        names = await asyncio.to_thread(self._artifacts.list, f"{job}/")
-        spared = [each for each in entries if each.id not in removed]
-        for name in orphans(names, kept=spared, epoch=epoch):
-            await asyncio.to_thread(self._artifacts.delete, name)
+        none of those names. A newer daemon's are left alone, and so is all of the retrains that run, with what they
+        began from. Not while the job is saving."""
+        # In this order: what is written or promoted meanwhile is either not looked at, or known to be needed.
+        names = await asyncio.to_thread(self.artifacts.list, f"{job}/")
+        entries = await self.entries({"job": job})
+        with explained(f"pruning the manifests of job {job}"):
+            found = await self.jobs.find_one({"_id": job}) or {}
+        if found.get("epoch", 0) > epoch:
+            raise fenced(job, epoch)
+        kept = chain(entries, head=found.get("head"), keep=max(1, keep))
+        if found.get("head") is not None and not kept:
+            return ()
+        retrains = found.get("retrains") or {}
+        beside = [f"{job}/{lineage}/" for lineage in retrains]
+        bases = {retrain.get("base") for retrain in retrains.values()}
+        spared = [entry for entry in entries if entry.lineage in retrains or entry.id in bases]
+        names = [name for name in names if not name.startswith(tuple(beside))]
+        return await self.remove(entries, names, kept=[*kept, *spared], epoch=epoch)
+
+    async def entries(self, where: Mapping[str, Any]) -> Sequence[Entry]:
+        with explained("reading manifests to prune"):
+            return [Entry.of_stored(document) async for document in self.collection.find(where, _ENTRY_FIELDS)]
+
+    async def remove(
+        self, entries: Sequence[Entry], names: Sequence[str], *, kept: Sequence[Entry], epoch: int
+    ) -> Sequence[str]:
+        """Of these manifests all but those that are kept, and of the artifacts those that no other one names."""
+        removed = [each.id for each in entries if each not in kept and each.epoch <= epoch]
+        if removed:
+            with explained("removing manifests"):
+                await self.collection.delete_many({"_id": {"$in": removed}})
+        others = [each for each in entries if each.id not in removed]
+        for name in orphans(names, kept=others, epoch=epoch):
+            await asyncio.to_thread(self.artifacts.delete, name)
         return removed
 
     async def _head_of(self, job: str, document: Mapping[str, Any] | None) -> Manifest | None:
@@ -121,21 +145,25 @@ class ManifestStore:
             )
         return manifest
 
-    async def _swap(self, job: str, epoch: int, change: Mapping[str, Any]) -> Mapping[str, Any] | None:
-        with _explained(f"changing job {job}"):
+    async def swap(self, job: str, epoch: int, change: Mapping[str, Any], **where: Any) -> Mapping[str, Any] | None:
+        """Changes the job's document, if it is as `where` says; returns it."""
+        with explained(f"changing job {job}"):
             try:
-                found: Mapping[str, Any] | None = await self._jobs.find_one_and_update(
-                    {"_id": job, "epoch": {"$lte": epoch}},
+                found: Mapping[str, Any] | None = await self.jobs.find_one_and_update(
+                    {"_id": job, "epoch": {"$lte": epoch}, **where},
                     {"$set": dict(change)},
                     upsert=True,
                     return_document=ReturnDocument.AFTER,
                 )
-            except DuplicateKeyError:  # the job is there, with a later epoch
-                raise _fenced(job, epoch) from None
-        return found
+                return found
+            except DuplicateKeyError:  # the job is there, with a later epoch or another head
+                document = await self.jobs.find_one({"_id": job})
+        if document is None or document["epoch"] > epoch:
+            raise fenced(job, epoch)
+        raise SupersededError(f"the head of job {job} has moved on to {document.get('head')}")
 
 
-def _fenced(job: str, epoch: int) -> FencedError:
+def fenced(job: str, epoch: int) -> FencedError:
     return FencedError(
         f"job {job} belongs to a newer daemon than this one (epoch {epoch})",
         hint="two daemons share one state database: only one of them may train",
@@ -143,7 +171,7 @@ def _fenced(job: str, epoch: int) -> FencedError:
 
 
 @contextmanager
-def _explained(doing: str) -> Iterator[None]:
+def explained(doing: str) -> Iterator[None]:
     try:
         with pymongo.timeout(TIMEOUT_S):
             yield

@@ -137,10 +137,13 @@ class Offsets:
     async def window_begins(self, duration_s: float, max_records: int) -> tuple[int, ...]:
         # Kafka looks for a time below the last stable offset only, which follows a commit in its own time: where
         # it finds none the window begins there, not after what was committed just now.
-        stable = await self._kafka_log.ends()
-        found = await self._kafka_log.at_time(int((self._clock.time() - duration_s) * 1000))
-        times = [end if at is None else at for at, end in zip(found, stable, strict=True)]
+        times = await self.at_time(int((self._clock.time() - duration_s) * 1000))
         return planner.window_begins(times, await self.frontier(), max_records)
+
+    async def at_time(self, time_ms: int) -> tuple[int, ...]:
+        stable = await self._kafka_log.ends()
+        found = await self._kafka_log.at_time(time_ms)
+        return tuple(end if at is None else at for at, end in zip(found, stable, strict=True))
 
     async def locate(self, offsets: Sequence[int]) -> tuple[Learned, ...]:
         """Moves an offset that Kafka has removed to the log start. Raises KafkaError."""

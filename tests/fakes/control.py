@@ -7,12 +7,13 @@ import json
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from streamtrain import config
 from streamtrain.control.launcher.local import LocalLauncher, LocalProcess
-from streamtrain.errors import FencedError, MongoError
+from streamtrain.errors import FencedError, MongoError, SupersededError
 from streamtrain.types import (
     Frontier,
     Learned,
@@ -20,6 +21,7 @@ from streamtrain.types import (
     PartitionFrontier,
     Retention,
     RetentionState,
+    Retrain,
 )
 
 WORKER = Path(__file__).with_name("worker.py")
@@ -33,6 +35,7 @@ class FakeOffsets:
         self.begins = [0] * partitions
         self.ends = [0] * partitions
         self.window: tuple[int, ...] | None = None
+        self.times: dict[int, tuple[int, ...]] = {}
         self._version = 0
         self._moved = asyncio.Event()
 
@@ -57,6 +60,9 @@ class FakeOffsets:
     async def locate(self, offsets: Sequence[int]) -> tuple[Learned, ...]:
         return tuple(Learned(offset, offset) for offset in offsets)
 
+    async def at_time(self, time_ms: int) -> tuple[int, ...]:
+        return self.times[time_ms]
+
     async def oldest_untrained_s(self, learned: Sequence[Learned]) -> float | None:
         return None
 
@@ -66,29 +72,102 @@ class FakeOffsets:
 
 
 class FakeManifests:
+    """committed: what became the head, in order."""
+
     def __init__(self) -> None:
         self.committed: list[Manifest] = []
         self.epoch = 0
         self.failing = 0
 
     async def claim(self, job: str, *, epoch: int) -> Manifest | None:
-        self._check(epoch)
+        self.check(epoch)
         return self.committed[-1] if self.committed else None
 
     async def commit(self, manifest: Manifest, *, epoch: int) -> None:
         if self.failing:
             self.failing -= 1
             raise MongoError("told to fail")
-        self._check(epoch)
+        self.check(epoch)
+        head = self.committed[-1].id if self.committed else None
+        if head not in (manifest.parent, manifest.id):
+            raise SupersededError("the head has moved on")
         self.committed.append(manifest)
 
     async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
         return ()
 
-    def _check(self, epoch: int) -> None:
+    def check(self, epoch: int) -> None:
         if epoch < self.epoch:
             raise FencedError("a newer daemon has taken over")
         self.epoch = epoch
+
+
+class FakeRetrains:
+    """What is stored of retrains, beside the heads in `FakeManifests`."""
+
+    def __init__(self, manifests: FakeManifests) -> None:
+        self._manifests = manifests
+        self.stored: dict[str, Retrain] = {}
+        self.saved: list[Manifest] = []
+        self.cancelled: list[str] = []
+        self.failing = 0
+
+    async def running(self, job: str, *, epoch: int) -> Sequence[Retrain]:
+        self._check(epoch)
+        return tuple(self.stored.values())
+
+    async def begin(self, retrain: Retrain, *, epoch: int) -> None:
+        self._check(epoch)
+        self.stored[retrain.lineage] = retrain
+
+    async def change(self, retrain: Retrain, *, epoch: int) -> None:
+        self._check(epoch)
+        self.find(retrain.lineage)
+        self.stored[retrain.lineage] = replace(self.find(retrain.lineage), state=retrain.state, promote=retrain.promote)
+
+    async def cancel(self, job: str, lineage: str, *, epoch: int) -> None:
+        self._check(epoch)
+        del self.stored[lineage]
+        self.cancelled.append(lineage)
+
+    async def promote(self, manifest: Manifest, *, epoch: int) -> None:
+        self.find(manifest.lineage)
+        await self._manifests.commit(manifest, epoch=epoch)
+        del self.stored[manifest.lineage]
+
+    async def read(self, id: str) -> Manifest | None:
+        return next((each for each in (*self.saved, *self._manifests.committed) if each.id == id), None)
+
+    def manifests(self, lineage: str) -> FakeLineage:
+        return FakeLineage(self, lineage)
+
+    def find(self, lineage: str) -> Retrain:
+        if lineage not in self.stored:
+            raise SupersededError(f"there is no retrain {lineage}")
+        return self.stored[lineage]
+
+    def _check(self, epoch: int) -> None:
+        if self.failing:
+            self.failing -= 1
+            raise MongoError("told to fail")
+        self._manifests.check(epoch)
+
+
+class FakeLineage:
+    def __init__(self, retrains: FakeRetrains, lineage: str) -> None:
+        self._retrains, self._lineage = retrains, lineage
+
+    async def claim(self, job: str, *, epoch: int) -> Manifest | None:
+        head = self._retrains.find(self._lineage).head
+        return None if head is None else await self._retrains.read(head)
+
+    async def commit(self, manifest: Manifest, *, epoch: int) -> None:
+        retrain = self._retrains.find(self._lineage)
+        self._retrains.saved.append(manifest)
+        self._retrains.stored[self._lineage] = replace(retrain, head=manifest.id)
+
+    async def prune(self, job: str, *, keep: int, epoch: int) -> Sequence[str]:
+        return ()
 
 
 class FakeLease:

@@ -5,19 +5,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 
-from streamtrain import config
+from streamtrain import cancelling, config
 from streamtrain.clock import SystemClock
 from streamtrain.control.controller import Controller
 from streamtrain.control.group import Deadlines
+from streamtrain.control.retrains import Retrains
 from streamtrain.ports import LeasePort, ManifestPort
 from streamtrain.types import Manifest, RoundReport
 from streamtrain.window.planner import plan
-from tests.fakes.control import FakeLease, FakeManifests, FakeOffsets, ScriptedLauncher, fake_job, ledger
+from tests.fakes.control import (
+    FakeLease,
+    FakeManifests,
+    FakeOffsets,
+    FakeRetrains,
+    ScriptedLauncher,
+    fake_job,
+    ledger,
+)
 
 PARTITIONS = 4
 DEADLINES = Deadlines(ready=20.0, form=20.0, progress=2.0, terminate=0.5)
@@ -33,13 +43,21 @@ class Setup:
         self.job = fake_job(**job)
         self.offsets = FakeOffsets(PARTITIONS)
         self.manifests = FakeManifests()
+        self.beside = FakeRetrains(self.manifests)
         self.lease = FakeLease()
         self.launcher = ScriptedLauncher(tmp_path / "logs")
         self.reports: list[RoundReport] = []
 
     def controller(self, *, manifests: ManifestPort | None = None, lease: LeasePort | None = None) -> Controller:
-        return Controller(
+        return self.build(lease=lease)(
             job=self.job,
+            manifests=manifests or self.manifests,
+            actions=[lambda job, report: self.reports.append(report)],
+        )
+
+    def build(self, *, lease: LeasePort | None = None) -> Callable[..., Controller]:
+        return partial(
+            Controller,
             kafka=KAFKA,
             topic=self.offsets.topic,
             topic_epoch=0,
@@ -47,13 +65,11 @@ class Setup:
             dead_letter_topic="t.fake.dead-letters",
             offsets=self.offsets,
             plan=plan,
-            manifests=manifests or self.manifests,
             lease=lease or self.lease,
             launcher=self.launcher,
             artifacts={"kind": "directory", "path": str(self.artifacts)},
             work_dir=self.tmp_path,
             clock=SystemClock(),
-            actions=[lambda job, report: self.reports.append(report)],
             deadlines=DEADLINES,
         )
 
@@ -70,6 +86,32 @@ class Setup:
             run.cancel()
             await asyncio.gather(run, return_exceptions=True)
             assert not any(psutil.pid_exists(process.pid) for process in self.launcher.launched)
+
+    def retrains(self, running: Controller) -> Retrains:
+        """Those beside the job that `running` learns."""
+        return Retrains(
+            job=self.job,
+            running=running,
+            build=self.build(),
+            retrains=self.beside,
+            manifests=self.manifests,
+            offsets=self.offsets,
+            lease=self.lease,
+            clock=SystemClock(),
+        )
+
+    @asynccontextmanager
+    async def retraining(self) -> AsyncIterator[tuple[Controller, Retrains]]:
+        """A running job, and what is retrained beside it."""
+        async with self.running() as controller:
+            retrains = self.retrains(controller)
+            run = asyncio.create_task(retrains.run())
+            try:
+                yield controller, retrains
+                retrains.drain()
+                await asyncio.wait_for(run, 30)
+            finally:
+                await cancelling.end(run)
 
     @property
     def head(self) -> Manifest:
