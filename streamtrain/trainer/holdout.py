@@ -10,7 +10,7 @@ import numpy.typing as npt
 import tensorflow as tf
 
 from streamtrain.trainer.batches import Joined, join
-from streamtrain.trainer.refusals import REFUSED, Refusal, find, reason_of
+from streamtrain.trainer.refusals import LOSS, REFUSED, Refusal, find
 from streamtrain.trainer.round_index import RoundIndex
 from streamtrain.trainer.rows import Rows
 from streamtrain.trainer.search import Search
@@ -60,8 +60,8 @@ class Holdout:
 
     def _reason(self, joined: Joined, place: int) -> str:
         parts = self._step.scores.parts(self._step.held(_rows(joined, [place])))
-        losses = {label: not np.isfinite(part).all() for label, part in zip(self._labels, parts, strict=True)}
-        return reason_of(losses, gradient=False)
+        wrong = [label for label, part in zip(self._labels, parts, strict=True) if not np.isfinite(part).all()]
+        return f"{LOSS}:{wrong[0]}"
 
     def _sums(self, joined: Joined, places: Sequence[int]) -> npt.NDArray[np.float64]:
         if not places:

@@ -44,14 +44,6 @@ def find(rows: Sequence[T], bad: Callable[[Sequence[T]], bool]) -> list[T]:
     return find(rows[:middle], bad) + find(rows[middle:], bad)
 
 
-def reason_of(losses: dict[str, bool], *, gradient: bool) -> str:
-    """losses: per label, whether its loss is what is wrong. gradient: whether the gradient is."""
-    for label, wrong in losses.items():
-        if wrong:
-            return f"{LOSS}:{label}"
-    return GRADIENT if gradient else STATISTICS
-
-
 def counted(counts: RoundCounts, reasons: dict[str, int], refusals: Sequence[Refusal]) -> RoundCounts:
     """The counts of a round that has left these rows out; `reasons` grows by those that become dead letters. One
     whose label was absent is no record of this round, so no outcome of one either."""

@@ -4,20 +4,25 @@ rows is agreed on by one sum over all ranks: whether it is the rows, or the weig
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
+import numpy.typing as npt
 import tensorflow as tf
 
 from streamtrain.errors import TrainingError
 from streamtrain.trainer.batches import Stack
-from streamtrain.trainer.refusals import REFUSED, Refusal, find, reason_of
+from streamtrain.trainer.refusals import GRADIENT, LOSS, REFUSED, STATISTICS, Refusal, find
 from streamtrain.trainer.round_index import RoundIndex
 from streamtrain.trainer.step import Arrays, Share, Step
 
 _REFERENCES = 4  # rows of the last good step that a rank remembers
 _LARGE = 2.0**-20  # of the largest float: as many rows as a step can have add up to no more than that
 _HOPELESS_ROWS = 16
+
+
+Bad = Callable[[float, float], bool]
+"""Of (a loss or another sum, the norm of a gradient)."""
 
 
 class Search:
@@ -54,37 +59,49 @@ class Search:
         is not finite: then those from which as many as a step can have would.
         """
         places = np.flatnonzero(stack.weights[step] > 0).tolist()
+        for bad in (self._not_finite, self._too_large):
+            found = self._found(stack, step, places, bad)
+            if self._agreed(stack, step, places, found, bad):
+                self._leave_out(stack, step, found)
+                return
+        raise self._diverged()
 
-        def not_finite(some: Sequence[int]) -> bool:
-            return self._not_finite(self._share(stack.rows_of(step, some)))
+    def _found(self, stack: Stack, step: int, places: list[int], bad: Bad) -> dict[int, str]:
+        """The places of the step whose rows are bad, with the reason. A loss tells at once, a gradient by halving."""
+        found: dict[int, str] = {}
+        if not places:
+            return found
+        losses = self._losses(stack.rows_of(step, places))
+        for place, row in zip(places, losses, strict=True):
+            if wrong := [label for label, loss in zip(self._labels, row, strict=True) if bad(loss, 0.0)]:
+                found[place] = f"{LOSS}:{wrong[0]}"
 
-        def too_large(place: int) -> bool:
-            return self._too_large(self._share(stack.rows_of(step, [place])))
+        def any_bad(some: Sequence[int]) -> bool:
+            share = self._share(stack.rows_of(step, some))
+            return bad(share.rest, share.norm) or not share.finite
 
-        found = find(places, not_finite)
-        if not self._agreed(stack, step, places, found, self._not_finite):
-            found = [place for place in places if too_large(place)]
-            if not self._agreed(stack, step, places, found, self._too_large):
-                raise self._diverged()
-        self._leave_out(stack, step, {place: self._reason(stack.rows_of(step, [place])) for place in found})
+        rest = [place for place in places if place not in found]
+        # Large numbers of several rows may cancel each other out: then each is looked at.
+        others = find(rest, any_bad) if bad == self._not_finite else [p for p in rest if any_bad([p])]
+        return found | {place: self._reason(stack.rows_of(step, [place]), bad) for place in others}
 
-    def _agreed(
-        self, stack: Stack, step: int, places: Sequence[int], found: Sequence[int], bad: Callable[[Share], bool]
-    ) -> bool:
+    def _agreed(self, stack: Stack, step: int, places: list[int], found: Mapping[int, str], bad: Bad) -> bool:
         """Whether any rank has found any row. Raises TrainingError where rows that were good before are bad too."""
+
+        def row_is_bad(row: Arrays) -> bool:
+            share = self._share(row)
+            losses = self._losses(row)
+            return bad(share.rest, share.norm) or not share.finite or any(bad(loss, 0.0) for loss in losses.ravel())
+
         known = {place for place in places if self._index.replayed[stack.rows[step, place]]}
-        references = [bad(self._share(reference)) for reference in self._references]
+        references = [row_is_bad(reference) for reference in self._references]
         packs, labels, weights, scored = self._step.nothing(1)
-        made_up = bad(self._share((packs, labels, weights + 1, scored)))
-        own = [
-            len(places),
-            len(found),
-            len(known) + len(references),
-            len(known & set(found)) + sum(references),
-            made_up,
-        ]
-        rows, guilty, good, good_no_more, model_fails = self._step.sum(np.array(own, np.int64)).tolist()
-        if guilty and (2 * good_no_more > good if good else guilty == rows and model_fails):
+        made_up = row_is_bad((packs, labels, weights + 1, scored))
+        good_before = len(known) + len(references)
+        bad_now = len(known & found.keys()) + sum(references)
+        own = np.array([len(places), len(found), good_before, bad_now, made_up], np.int64)
+        rows, guilty, good_before, bad_now, model_fails = self._step.sum(own).tolist()
+        if guilty and (2 * bad_now > good_before if good_before else guilty == rows and model_fails):
             raise self._diverged()
         return bool(guilty)
 
@@ -100,18 +117,24 @@ class Search:
         self._on_progress()
         return self._step.share(rows, score_all=score_all)
 
-    def _not_finite(self, share: Share) -> bool:
-        return not share.finite
+    def _losses(self, rows: Arrays) -> npt.NDArray[np.float64]:
+        self._on_progress()
+        return self._step.losses(rows)
 
-    def _too_large(self, share: Share) -> bool:
-        fits = share.norm <= self._largest_norm and share.rest <= self._largest * _LARGE
-        return not (share.finite and fits)
+    def _not_finite(self, number: float, norm: float) -> bool:
+        """norm: of a gradient, which counts only where its elements are no numbers (`Share.finite`)."""
+        return not math.isfinite(number)
 
-    def _reason(self, row: Arrays) -> str:
+    def _too_large(self, number: float, norm: float) -> bool:
+        return not (abs(number) <= self._largest * _LARGE and norm <= self._largest_norm)
+
+    def _reason(self, row: Arrays, bad: Bad) -> str:
+        """Of a row whose loss is good in service."""
         share = self._share(row, score_all=True)
-        limit = self._largest * _LARGE
-        losses = {label: not loss <= limit for label, loss in zip(self._labels, share.losses, strict=True)}
-        return reason_of(losses, gradient=not share.norm <= self._largest_norm)
+        for label, loss in zip(self._labels, share.losses, strict=True):
+            if bad(loss, 0.0):
+                return f"{LOSS}:{label}"
+        return GRADIENT if not math.isfinite(share.norm) or bad(0.0, share.norm) else STATISTICS
 
     # ------------------------------------------------------------------ rows that the model refuses
 

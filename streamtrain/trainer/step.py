@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from streamtrain.errors import ModelError
 from streamtrain.trainer.batches import Layout, layout_of
 from streamtrain.trainer.evaluate import ScoreLayout, score_sums
 from streamtrain.trainer.model import JobModel
+from streamtrain.trainer.reduction import all_reduce, take_over_reduction
 from streamtrain.types import Norms
 
 Tensor = Any
@@ -65,6 +65,7 @@ class Step:
         self._prime = tf.function(self._run_priming, input_signature=stacked, autograph=False)
         self._own = tf.function(self._run_own, input_signature=flat, autograph=False)
         self._held = tf.function(self._run_held, input_signature=flat, autograph=False)
+        self._losses = tf.function(self._run_losses, input_signature=flat, autograph=False)
         self._sum_of = tf.function(self._run_sum, autograph=False, reduce_retracing=False)
 
     # ------------------------------------------------------------------ what the loop calls
@@ -108,6 +109,11 @@ class Step:
             rest=float(found[2]),
             losses=tuple(float(np.abs(part).max()) for part in self.scores.parts(found[3:])),
         )
+
+    def losses(self, rows: Arrays) -> npt.NDArray[np.float64]:
+        """[n, labels]: the weighted loss of each of these rows, of this rank, as the model would answer in service."""
+        found: npt.NDArray[np.float64] = self._losses(*_tensors(rows)).numpy()
+        return found
 
     def held(self, rows: Arrays) -> npt.NDArray[np.float64]:
         """Score sums of these rows, of this rank, as the model would answer in service."""
@@ -153,7 +159,7 @@ class Step:
         return [*sizes, 1, self._sums_size]
 
     def _run_sum(self, values: Tensor) -> Tensor:
-        return self._strategy.run(_all_reduce, args=(values,))
+        return self._strategy.run(all_reduce, args=(values,))
 
     def _run_steps(self, packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor, scored: Tensor) -> Tensor:
         """[steps dealt with, steps applied, sums of the norms, largest norms, objective, score sums...], as float64."""
@@ -209,7 +215,7 @@ class Step:
             columns, targets = self._unpack(packs, labels)
             score = self._score_apart(columns, targets, weights, scored)
             vector = tf.concat([*self._statistics(columns, targets, weights), score], axis=0)
-            return _all_reduce(tf.where(tf.reduce_sum(weights) > 0, vector, tf.zeros_like(vector)))
+            return all_reduce(tf.where(tf.reduce_sum(weights) > 0, vector, tf.zeros_like(vector)))
 
         batch = (tuple(pack[0] for pack in packs), labels[0], weights[0], scored[0])
         reduced = self._strategy.run(sums, args=batch)
@@ -246,6 +252,15 @@ class Step:
 
         return tf.cast(self._strategy.run(score, args=(packs, labels, weights, scored)), tf.float64)
 
+    def _run_losses(self, packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor, scored: Tensor) -> Tensor:
+        def losses(packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor) -> Tensor:
+            columns, targets = self._unpack(packs, labels)
+            outputs = self._model.outputs(self._model.keras(self._model.inputs(columns), training=False))
+            of_labels = self._model.losses.rows(targets, outputs)
+            return weights[:, None] * tf.stack([of_labels[label] for label in self.layout.labels], axis=1)
+
+        return tf.cast(self._strategy.run(losses, args=(packs, labels, weights)), tf.float64)
+
     def _unpack(self, packs: Sequence[Tensor], labels: Tensor) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
         columns = {
             name: values[:, offset] if length is None else values[:, offset : offset + length]
@@ -265,7 +280,7 @@ class Step:
         """This rank's share of a step, summed over all ranks; and the random generators from before it."""
         seeds = [tf.identity(state.value) for state in self._seeds]
         with tf.control_dependencies(seeds):
-            return _all_reduce(self._share(packs, labels, weights, scored)), seeds
+            return all_reduce(self._share(packs, labels, weights, scored)), seeds
 
     def _undo(self, finite: Tensor, seeds: list[Tensor]) -> None:
         """The attempt of a step that is not finite must not be felt in the next."""
@@ -361,27 +376,6 @@ class Step:
 
 
 _HEAD_SIZE = 6  # of what `Step.take` gets, before objective and scores
-
-
-def take_over_reduction(optimizer: Any) -> None:
-    """Stops the optimizer from reducing gradients that are reduced already. Raises ModelError where the private
-    hook of Keras that this needs is gone."""
-    inner = getattr(optimizer, "inner_optimizer", None)  # of a LossScaleOptimizer
-    for each in (optimizer, inner):
-        if each is None:
-            continue
-        if not callable(getattr(each, "_all_reduce_sum_gradients", None)):
-            raise ModelError(
-                f"{type(each).__name__} has no hook _all_reduce_sum_gradients: gradients would be summed twice",
-                hint="install the Keras that streamtrain was tested with (pip install 'streamtrain[cpu]'), and use an "
-                "optimizer of keras.optimizers",
-            )
-        object.__setattr__(each, "_all_reduce_sum_gradients", lambda pairs: pairs)
-
-
-def _all_reduce(vector: Tensor) -> Tensor:
-    here = tf.identity(vector)  # on this replica's device: a function's argument has none, and reduces to nowhere
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, here)
 
 
 def _tensors(arrays: Arrays) -> Arrays:

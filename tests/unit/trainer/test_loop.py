@@ -230,7 +230,7 @@ def test_keras_still_reduces_gradients_through_the_hook_that_the_loop_takes_over
     import keras
     import tensorflow as tf
 
-    from streamtrain.trainer.step import take_over_reduction
+    from streamtrain.trainer.reduction import take_over_reduction
 
     with strategy.scope():
         variable = keras.Variable([1.0])
@@ -246,7 +246,7 @@ def test_keras_still_reduces_gradients_through_the_hook_that_the_loop_takes_over
 
 
 def test_an_optimizer_without_the_hook_is_refused(strategy: Any) -> None:
-    from streamtrain.trainer.step import take_over_reduction
+    from streamtrain.trainer.reduction import take_over_reduction
 
     with pytest.raises(ModelError, match="summed twice"):
         take_over_reduction(object())

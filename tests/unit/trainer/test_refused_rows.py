@@ -293,3 +293,19 @@ def test_norms_are_of_the_mean_gradient_and_of_what_moved(strategy: Any) -> None
     report = case.learn({"x": x}, y, batch_size=8)
     assert report.norms.steps == 4
     assert report.norms.gradient_sum <= 4 * report.norms.gradient_max
+
+
+def test_a_row_that_spoils_the_batch_of_its_neighbours_is_found(strategy: Any) -> None:
+    """Batch normalisation takes it for its own mean: by itself it would be learned from."""
+
+    def build(schema: Schema, hyper: dict[str, Any]) -> Any:
+        import keras
+
+        return keras.Sequential([keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)])
+
+    case = LoopCase(strategy, builder=build, optimizer=SGD)
+    x, y = numbers(16)
+    x[5, 0] = 1e38
+    case.learn({"x": x}, y, batch_size=16)
+    assert [refusal.offset for refusal in case.refusals] == [105]
+    assert all(np.isfinite(value).all() for value in case.state())
