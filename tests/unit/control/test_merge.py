@@ -6,7 +6,7 @@ import pytest
 
 from streamtrain.control.merge import merge_reports
 from streamtrain.errors import WorkerError
-from streamtrain.types import FRESHNESS_BUCKETS_MS, Learned, RoundCounts, RoundReport, Scores
+from streamtrain.types import FRESHNESS_BUCKETS_MS, FieldCounts, Learned, Norms, RoundCounts, RoundReport, Scores
 
 BUCKETS = len(FRESHNESS_BUCKETS_MS) + 1
 ONE = RoundReport(
@@ -20,6 +20,10 @@ ONE = RoundReport(
     timings={"read": 0.5, "step": 0.1},
     memory_rows=10,
     memory_bytes=100,
+    holdout={"y": Scores(rows=1, weight=1.0)},
+    norms=Norms(steps=2, gradient_sum=3.0),
+    fields={"x": FieldCounts(missing=1), "y": FieldCounts(coerced=2)},
+    expelled={0: (3,)},
 )
 OTHER = replace(
     ONE,
@@ -27,6 +31,8 @@ OTHER = replace(
     counts=RoundCounts(learned=2, waiting=1),
     dead_letter_reasons={"missing": 2, "wrong type": 1},
     timings={"read": 0.2, "step": 0.3},
+    fields={"x": FieldCounts(missing=2, unseen=5)},
+    expelled={1: (4, 5)},
 )
 
 
@@ -40,6 +46,9 @@ def test_what_ranks_did_adds_up_and_what_they_share_does_not() -> None:
     assert merged.timings == {"read": 0.5, "step": 0.3}
     assert merged.steps == 2
     assert merged.scores == ONE.scores
+    assert (merged.holdout, merged.norms) == (ONE.holdout, ONE.norms)
+    assert merged.fields == {"x": FieldCounts(missing=3, unseen=5), "y": FieldCounts(coerced=2)}
+    assert merged.expelled == {0: (3,), 1: (4, 5)}
 
 
 @pytest.mark.parametrize("change", [{"round": 5}, {"steps": 3}, {"learned": {0: Learned(7, 6)}}])
