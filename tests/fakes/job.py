@@ -42,6 +42,7 @@ class Setup:
         self.artifacts = tmp_path / "artifacts"
         self.job = fake_job(**job)
         self.offsets = FakeOffsets(PARTITIONS)
+        self.replay = FakeOffsets(PARTITIONS, topic="t.fake.replay.0")
         self.manifests = FakeManifests()
         self.beside = FakeRetrains(self.manifests)
         self.lease = FakeLease()
@@ -64,6 +65,7 @@ class Setup:
             partitions=PARTITIONS,
             dead_letter_topic="t.fake.dead-letters",
             offsets=self.offsets,
+            replay=self.replay,
             plan=plan,
             lease=lease or self.lease,
             launcher=self.launcher,

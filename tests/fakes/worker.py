@@ -34,6 +34,9 @@ from streamtrain.types import FRESHNESS_BUCKETS_MS, ArtifactRef, Learned, RoundC
 
 Ledger = dict[int, list[list[int]]]
 
+REPLAYED = 1000
+"""Partitions of the replay topic follow from here on in the ledger."""
+
 
 class Behaviour:
     """FAKE_WORKER is `what` or `what@where`: where is `start`, `form`, `save` or a round's number.
@@ -138,6 +141,13 @@ class Worker:
             if part.partition % self.form.world == self.form.rank:
                 rows += part.span
                 learned[part.partition] = Learned(part.end, part.end)
+        redriven = {}
+        for part in asked.redriven:
+            assert part.topic == self.form.replay_topic
+            if part.span:
+                self.ledger.setdefault(REPLAYED + part.partition, []).append([part.begin, part.end])
+                if part.partition % self.form.world == self.form.rank:
+                    redriven[part.partition] = part.end
         if self.behaviour.what == "wrong" and self.behaviour.where == str(asked.number):
             learned = {p: Learned(0, 0) for p in learned}
         self.rounds += 1
@@ -153,6 +163,7 @@ class Worker:
                     dead_letter_reasons={},
                     freshness_ms=(0,) * (len(FRESHNESS_BUCKETS_MS) + 1),
                     timings={"total": 0.001},
+                    redriven=redriven,
                 ),
             )
         )
