@@ -39,7 +39,7 @@ class DecodePng(keras.layers.Layer):
     """PNG files [B] -> [B, side, side, 1] between 0 and 1."""
 
     def __init__(self, side: int, **options: Any) -> None:
-        super().__init__(dtype="float32", **options)
+        super().__init__(**{"dtype": "float32", **options})
         self.side = side
         self.same_in_training = True
         self.blank = png([[0] * side] * side)

@@ -166,7 +166,7 @@ def _workers(evidence: Evidence) -> Iterator[Verdict]:
         if answer.ended:
             yield Verdict(title, State.FAILED, f"the process of worker {rank} {answer.ended}", _GENERAL["workers"])
             return
-    build = evidence.alone.found["build"]
+    build, random = evidence.alone.found["build"], evidence.alone.found["train"]["random"]
     replicas, counts = evidence.replicas, evidence.counts
     if replicas is None or counts is None:
         yield Verdict(title, State.SKIPPED, "two workers were not tried")
@@ -181,13 +181,13 @@ def _workers(evidence: Evidence) -> Iterator[Verdict]:
             "use keras.layers.BatchNormalization, whose statistics are averaged",
         )
         return
-    if build["random"] or build["batch_norms"]:
-        if build["random"]:
+    if random or build["batch_norms"]:
+        if random:
             yield Verdict(
                 title,
                 State.CARE,
-                "every worker draws random masks of its own (dropout and the like), so weights depend on their number; "
-                "both workers hold the same",
+                f"every worker draws random masks of its own ({random[0]}), so weights depend on their number; both "
+                "workers hold the same",
                 "nothing to do, if results need not be the same bits for every number of workers",
             )
         if build["batch_norms"]:

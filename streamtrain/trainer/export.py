@@ -255,5 +255,5 @@ def _unwritable(directory: Path, error: Exception) -> DependencyError:
 
 
 def _told(error: BaseException) -> str:
-    text = str(error).strip()
+    text = str(error).rpartition("Exception encountered: ")[2].strip()  # Keras puts a page of configuration before it
     return f"{type(error).__name__}: {text.splitlines()[0][:300]}" if text else type(error).__name__

@@ -15,7 +15,6 @@ def traits(model: JobModel) -> dict[str, Any]:
         "layers": len(model.layers),
         "weights": sum(int(v.shape.num_elements() or 0) for v in model.keras.trainable_variables),
         "batch_norms": [layer.path for layer in model.batch_norms if not getattr(layer, "synchronized", False)],
-        "random": [seed.path for seed in model.seeds],
         "own_losses": len(model.keras.losses),
         "lambdas": [layer.path for layer in model.layers if isinstance(layer, keras.layers.Lambda)],
         "unused_features": _unused(model),

@@ -98,6 +98,7 @@ class Trial:
 
     def train(self) -> dict[str, Any]:
         before = [np.array(v.numpy()) for v in self._model.keras.trainable_variables]
+        seeds = [np.array(seed.numpy()) for seed in self._model.seeds]
         losses, refused = self._learn(self._loop, 0, STEPS)
         self._save(self._folder / f"trained-{self._world}-{self._rank}.npz")
         unmoved = [
@@ -105,7 +106,12 @@ class Trial:
             for variable, was in zip(self._model.keras.trainable_variables, before, strict=True)
             if np.array_equal(was, np.array(variable.numpy()))
         ]
-        return {"steps": STEPS, "losses": losses, "refused": refused, "unmoved": unmoved}
+        drawn = [
+            seed.path
+            for seed, was in zip(self._model.seeds, seeds, strict=True)
+            if not np.array_equal(was, np.array(seed.numpy()))
+        ]
+        return {"steps": STEPS, "losses": losses, "refused": refused, "unmoved": unmoved, "random": drawn}
 
     def order(self) -> dict[str, Any]:
         """How far apart the rows' order within a batch alone drives the weights."""
