@@ -59,6 +59,7 @@ class Loop:
             step=self._step,
             labels=labels,
             summed=model.reduction == "sum",
+            alone=self._world == 1 or not any(getattr(layer, "synchronized", False) for layer in model.layers),
             on_progress=lambda: on_progress("search", 1),
         )
         self._holdout = Holdout(step=self._step, search=self._search, labels=labels)

@@ -26,10 +26,14 @@ Bad = Callable[[float, float], bool]
 
 
 class Search:
-    def __init__(self, *, step: Step, labels: Sequence[str], summed: bool, on_progress: Callable[[], None]) -> None:
-        """labels: fields, in the schema's order. summed: whether gradients are added up, not averaged."""
+    def __init__(
+        self, *, step: Step, labels: Sequence[str], summed: bool, alone: bool, on_progress: Callable[[], None]
+    ) -> None:
+        """labels: fields, in the schema's order. summed: whether gradients are added up, not averaged. alone: whether a
+        rank may take the model's training pass by itself; else only what rows do in service is looked at."""
         self._step = step
         self._labels = tuple(labels)
+        self._alone = alone
         self._on_progress = on_progress
         self._largest = step.largest
         self._largest_norm = math.sqrt(step.largest) * (_LARGE if summed else 1.0)
@@ -114,6 +118,9 @@ class Search:
         )
 
     def _share(self, rows: Arrays, *, score_all: bool = False) -> Share:
+        if not self._alone:
+            self._losses(rows)
+            return Share(finite=True, norm=0.0, rest=0.0, losses=(0.0,) * len(self._labels))
         self._on_progress()
         return self._step.share(rows, score_all=score_all)
 
