@@ -62,6 +62,9 @@ def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
         x = rng.normal(size=(n, 6))
         word = rng.integers(0, len(WORDS), n)
         target = x[:, 0] - 0.5 * x[:, 1] + 0.3 * (word == 2) + 0.1 * rng.normal(size=n)
+        if options.get("poisoned"):
+            target[rng.random(n) < options["poisoned"]] = np.nan
+            x[rng.random(n) < options["poisoned"], 0] = np.inf
         labels = {
             label["field"]: target if label["task"] == "regression" else (target > 0).astype(float)
             for label in labels_of(options)
@@ -70,9 +73,6 @@ def rows_of_round(number: int, options: dict[str, Any]) -> list[Rows]:
         weights[rng.random(n) < 0.05] = 0.0
         scored = rng.random(n) < 0.5
         order = np.arange(n) if shuffle is None else shuffle.permutation(n)
-        if options.get("poisoned"):
-            label[rng.random(n) < options["poisoned"]] = np.nan
-            x[rng.random(n) < options["poisoned"], 0] = np.inf
         held = rng.random(n) < options["held"] if options.get("held") else None
         found.append(
             Rows(

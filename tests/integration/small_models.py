@@ -40,3 +40,10 @@ def table(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
     """Looks `n` up among ten rows, which refuses any other number, and is no number where `x` is large."""
     x, n = keras.Input((1,), name="x"), keras.Input((), name="n", dtype="int32")
     return keras.Model([x, n], keras.layers.Add()([keras.layers.Dense(1)(x), keras.layers.Embedding(10, 1)(n)]))
+
+
+def synchronized(schema: Schema, hyper: dict[str, Any]) -> keras.Model:
+    """Batch normalisation over all workers' rows: no worker can take its training pass alone."""
+    x = keras.Input((6,), name="x")
+    hidden = keras.layers.BatchNormalization(synchronized=True)(keras.layers.Dense(16, "relu")(x))
+    return keras.Model(x, keras.layers.Dense(1)(hidden))

@@ -141,6 +141,7 @@ def test_rows_that_are_left_out_or_held_out_are_the_same_for_any_number_of_worke
         {**common, "name": "poisoned", "model": "small_models:mlp", "optimizer": ADAM},
         {**common, "name": "moments", "model": "builtin"},
         {**common, "name": "masks", "model": "small_models:noisy"},
+        {**common, "name": "synchronized", "model": "small_models:synchronized"},
     ]
     alone, found = (train(tmp_path, world=world, scenarios=scenarios) for world in (1, 2))
     assert len(alone[0].reports[0]["refused"]) > 5
