@@ -170,7 +170,7 @@ class Group:
         for member in self._members:
             member.close()
         for process in self._processes:
-            process.terminate()
+            process.kill() if process.stopped() else process.terminate()  # a stopped one takes no SIGTERM
         if not await self._exited(self._deadlines.terminate):
             for process in self._processes:
                 process.kill()

@@ -17,6 +17,7 @@ from streamtrain.errors import EXIT_INTERNAL, EXIT_OK, StreamtrainError, WorkerE
 from streamtrain.masking import Mask
 from streamtrain.protocol import LOST_PEER, Failed, Form, Ready
 from streamtrain.trainer.channel import Channel, connect
+from streamtrain.trainer.lean import lean
 
 _log = structlog.get_logger()
 _JOIN_TOKEN = "STREAMTRAIN_JOIN_TOKEN"
@@ -54,7 +55,8 @@ def _is_lost_peer(error: Exception) -> bool:
 
 
 def _serve(control: str, token: str, host: str, clock: Clock) -> int:
-    from streamtrain.trainer.rank import Rank  # seconds: a standby has TensorFlow before it says Ready
+    with lean():
+        from streamtrain.trainer.rank import Rank  # seconds: a standby has TensorFlow before it says Ready
 
     connection = connect(control)
     channel = Channel(connection=connection, clock=clock)
