@@ -257,9 +257,10 @@ class Feed:
         labelled = {number: self._memories[number].forget_waiting().labelled_before() for number in saved}
         async for records in self._rereader.stream({number: part.firsts for number, part in saved.items()}):
             number = records.partition
-            self._memories[number].wait_again(records, saved[number], labelled[number])
+            self._memories[number].wait_again(records, saved[number])
             self._on_progress("refill", len(records))
         for number, part in saved.items():
+            self._memories[number].waiting.note_labelled(labelled[number])
             self._lost += len(part.firsts) - len(self._memories[number].waiting)
             again = part.again()
             if len(again):

@@ -424,24 +424,18 @@ class PartitionMemory:
         found, self._waiting = self._waiting, WaitingIndex(self._patience.due, labels=self._labels)
         return found
 
-    def wait_again(self, records: Records, waiting: Waiting, labelled: Mapping[int, int]) -> None:
-        """records: first versions of documents that wait, in order. labelled: by the offset of the latest version,
-        that of the one that had a label before it was missing again."""
+    def wait_again(self, records: Records, waiting: Waiting) -> None:
+        """records: first versions of documents that wait, in order."""
         rows = np.searchsorted(waiting.firsts, records.offsets)
-        latests, missing = waiting.latests[rows].tolist(), waiting.missing[rows].tolist()
-        for place, (first, since) in enumerate(
-            zip(records.offsets.tolist(), records.cluster_times.tolist(), strict=True)
-        ):
-            self._waiting.add(
-                records.namespaces[place],
-                records.keys[place],
-                records.document_keys[place],
-                first=first,
-                latest=latests[place],
-                since=since,
-                missing=missing[place],
-                labelled=labelled.get(latests[place], -1),
-            )
+        self._waiting.add_all(
+            records.namespaces,
+            records.keys,
+            records.document_keys,
+            firsts=records.offsets,
+            latests=waiting.latests[rows],
+            since=records.cluster_times,
+            missing=waiting.missing[rows],
+        )
 
     def recall(self, earlier: Earlier, waiting: Waiting) -> int:
         """Brings back the versions whose labels were absent, and the features that were another version's. earlier:

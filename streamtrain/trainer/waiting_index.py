@@ -3,7 +3,7 @@ hash of it so wide that two documents share one less often than a disk lies. A p
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from typing import Any
 
 import numpy as np
@@ -101,7 +101,7 @@ class WaitingIndex:
     ) -> None:
         """A document that begins to wait. first: not below that of any row."""
         if self._tail == len(self._first):
-            self._clean_up()
+            self._make_room(1)
         row = self._tail
         low, high = _hashes(namespace, key)
         self._low_view[row], self._high_view[row] = low, high
@@ -115,6 +115,37 @@ class WaitingIndex:
         self._set_missing(row, missing)
         if labelled >= 0:
             self._labelled[row] = labelled
+
+    def add_all(
+        self,
+        namespaces: Sequence[bytes],
+        keys: Sequence[bytes],
+        document_keys: Sequence[bytes],
+        *,
+        firsts: Ints,
+        latests: Ints,
+        since: Ints,
+        missing: Ints,
+    ) -> None:
+        """`add`, many at once."""
+        n = len(keys)
+        if self._tail + n > len(self._first):
+            self._make_room(n)
+        begin, new = self._tail, slice(self._tail, self._tail + n)
+        for row, (namespace, key, document_key) in enumerate(zip(namespaces, keys, document_keys, strict=True), begin):
+            self._low_view[row], self._high_view[row] = _hashes(namespace, key)
+            if document_key != key:
+                self._document_keys[row] = document_key
+        self._first[new], self._latest[new], self._since[new], self._missing[new] = firsts, latests, since, missing
+        for labels in np.unique(missing).tolist():
+            after = self._due_of(labels, 0)
+            self._due[new][missing == labels] = NEVER if after == NEVER else since[missing == labels] + after
+        self._tail += n
+        self._count += n
+        self._changed.update(np.unique(firsts >> BLOCK_BITS).tolist())
+        self._fill_slots(begin)
+        for block in range(begin // _BLOCK, -(-self._tail // _BLOCK)):
+            self._note(block)
 
     def update(self, row: int, document_key: bytes, key: bytes, *, latest: int, missing: int) -> None:
         """A new version that still waits."""
@@ -205,6 +236,12 @@ class WaitingIndex:
         changed, self._changed = sorted(self._changed), set()
         return changed
 
+    def note_labelled(self, labelled: Mapping[int, int]) -> None:
+        """labelled: as `labelled_before` of another index tells it."""
+        if labelled:
+            for row in np.flatnonzero(np.isin(self._latest[: self._tail], list(labelled))).tolist():
+                self._labelled[row] = labelled[self._view[row]]
+
     def labelled_before(self) -> dict[int, int]:
         """By the latest version's offset, that of the version that had a label before it was missing again."""
         return {self._view[row]: offset for row, offset in self._labelled.items()}
@@ -232,13 +269,13 @@ class WaitingIndex:
         self._first_view, self._view, self._since_view = _view(self._first), _view(self._latest), _view(self._since)
         self._due_view, self._missing_view = _view(self._due), _view(self._missing)
 
-    def _clean_up(self) -> None:
-        """Moves the living rows to the front, of arrays that they do not fill."""
+    def _make_room(self, n: int) -> None:
+        """Moves the living rows to the front, of arrays that they and `n` more do not fill."""
         alive = np.flatnonzero(self._latest[: self._tail] != _DEAD)
         old = (self._first, self._latest, self._since, self._due, self._low, self._high, self._missing)
         keys, labelled = self._document_keys, self._labelled
         count = len(alive)
-        self._allocate(max(_LEAST_CAPACITY, int(count / _FULLEST) + 1))
+        self._allocate(max(_LEAST_CAPACITY, int((count + n) / _FULLEST) + 1))
         new = (self._first, self._latest, self._since, self._due, self._low, self._high, self._missing)
         moves: list[tuple[Any, Any]] = list(zip(old, new, strict=True))
         for source, target in moves:
@@ -248,17 +285,22 @@ class WaitingIndex:
             self._document_keys = {moved[row]: key for row, key in keys.items()}
             self._labelled = {moved[row]: offset for row, offset in labelled.items()}
         self._tail = count
-        self._fill_slots(count)
+        self._fill_slots(0)
         for block in range(len(self._block_due)):
-            part, _ = self._part(block)
-            due = self._due[part]
-            self._block_due[block] = due.min(initial=NEVER)
-            self._block_edge[block] = self._latest[part][due == NEVER].min(initial=NEVER)
+            self._note(block)
 
-    def _fill_slots(self, count: int) -> None:
-        """All rows at once: each takes its slot if that is free and no later row wants it too, the rest the next."""
-        rows = np.arange(count, dtype=np.int32)
-        at = self._low[:count] & self._mask
+    def _note(self, block: int) -> None:
+        """The least due time and offset of a block."""
+        part, alive = self._part(block)
+        due = self._due[part]
+        self._block_due[block] = due[alive].min(initial=NEVER)
+        self._block_edge[block] = self._latest[part][alive & (due == NEVER)].min(initial=NEVER)
+
+    def _fill_slots(self, begin: int) -> None:
+        """Of all rows from `begin` on: each takes its slot if that is free and no later row wants it too, the rest the
+        next."""
+        rows = np.arange(begin, self._tail, dtype=np.int32)
+        at = self._low[begin : self._tail] & self._mask
         while len(rows):
             free = self._slots[at] == 0
             self._slots[at[free]] = rows[free] + 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import bson
@@ -38,6 +38,7 @@ class Change:
     second: int
     x: float | None = None
     y: float | None = None
+    others: Mapping[str, float] = field(default_factory=dict)
 
 
 def records_of(changes: Sequence[Change]) -> Records:
@@ -58,7 +59,7 @@ def records_of(changes: Sequence[Change]) -> Records:
 
 def document(change: Change) -> dict[str, Any]:
     values: dict[str, Any] = {"_id": change.number, "x": "?" if change.x == -1 else change.x}
-    return values if change.y is None else {**values, "y": change.y}
+    return {**values, **({} if change.y is None else {"y": change.y}), **change.others}
 
 
 class Trainer:
@@ -129,7 +130,8 @@ class Trainer:
         intake = Intake(decoder=self._decoder, memories={0: memory}, clock=FakeClock())
         intake.take([self.read(self.begin, self.at)])
         labelled = memory.forget_waiting().labelled_before()
-        memory.wait_again(self.again(saved.firsts), saved, labelled)
+        memory.wait_again(self.again(saved.firsts), saved)
+        memory.waiting.note_labelled(labelled)
         lost = len(saved.firsts) - len(memory.waiting)
         lost += memory.recall(intake.again(self.again(saved.again()), features=self._first), saved)
         memory.end_refill()
