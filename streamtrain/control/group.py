@@ -20,7 +20,7 @@ from streamtrain.control.merge import merge_reports
 from streamtrain.control.rendezvous import Rendezvous
 from streamtrain.control.startup import Startup
 from streamtrain.control.stopped import Stopped
-from streamtrain.errors import StreamtrainError, WorkerError, WorkerFailedError
+from streamtrain.errors import EXIT_INTERNAL, StreamtrainError, WorkerError, WorkerFailedError
 from streamtrain.protocol import (
     LOST_PEER,
     Failed,
@@ -292,6 +292,8 @@ class Group:
 
     async def _watch_exit(self, index: int, process: WorkerProcess) -> None:
         status = await process.wait()
+        if status == EXIT_INTERNAL:
+            await self._clock.sleep(2 * _SETTLE_S)  # what it says itself comes first
         self._fail(WorkerError(f"worker {index} (pid {process.pid}) {_ended(status)}", hint=f"its log: {process.log}"))
 
     async def _watch_deadlines(self) -> None:
@@ -365,12 +367,17 @@ def _failure(failed: Failed, member: Member) -> WorkerFailedError:
 
 
 def _most_telling(failures: list[StreamtrainError]) -> StreamtrainError:
-    """What a worker said before what was seen of it from outside, and before that it has lost another; a fatal reason
-    before any other."""
-    fatal = [each for each in failures if each.fatal]
-    said = [each for each in failures if isinstance(each, WorkerFailedError)]
-    own = [each for each in said if each.kind not in LOST_PEER]
-    return (fatal or own or said or failures)[0]
+    """A fatal reason before any other; what a worker said before what was seen of it from outside; and that before
+    another worker's complaint that it has lost a peer."""
+    return min(failures, key=_telling)
+
+
+def _telling(error: StreamtrainError) -> int:
+    if error.fatal:
+        return 0
+    if isinstance(error, WorkerFailedError):
+        return 3 if error.kind in LOST_PEER else 1
+    return 2
 
 
 def _ended(status: int) -> str:

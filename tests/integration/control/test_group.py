@@ -220,6 +220,13 @@ async def test_what_a_worker_says_it_failed_with_is_what_is_raised(tmp_path: Pat
         assert raised.value.hint == "stop telling it"
 
 
+async def test_a_lost_peer_is_not_told_in_place_of_what_was_lost(tmp_path: Path) -> None:
+    async with formed(tmp_path, worker_0="fail@0", worker_1="kill@0") as (group, _):
+        group.start_round(a_round(0))
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            await group.reported()
+
+
 async def test_a_frozen_worker_that_ignores_sigterm_is_killed_and_reaped(tmp_path: Path) -> None:
     async with formed(tmp_path, worker_0="deaf") as (group, launcher):
         os.kill(launcher.launched[0].pid, signal.SIGSTOP)
