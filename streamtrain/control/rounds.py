@@ -15,10 +15,9 @@ from streamtrain.control.group import MAX_ROUNDS_IN_FLIGHT, Group
 from streamtrain.control.observer import Observer
 from streamtrain.control.progress import Progress, capped, reached, skip_removed
 from streamtrain.control.redrive import Redrive
+from streamtrain.control.watermark import Watermark
 from streamtrain.ports import Action, OffsetsPort, Planner
 from streamtrain.types import Frontier, Learned, OffsetRange, Planned, PlanRequest, PlanSettings, RetentionState
-
-_MARKS = 64  # of what was published when, that is not learned yet
 
 
 class Rounds:
@@ -60,8 +59,7 @@ class Rounds:
         self._in_flight: deque[Planned] = deque()
         self._planned = progress.learned
         self._waiting_since: float | None = None
-        self._marks: deque[tuple[Sequence[int | None], int]] = deque(maxlen=_MARKS)
-        self._watermark = progress.watermark
+        self._watermark = Watermark(progress.watermark)
         self._next_absent = next_absent
         self._redrive = redrive
 
@@ -83,7 +81,7 @@ class Rounds:
             await self._check_retention()
             end = self._post.end
             frontier = await self._visible_frontier(end)
-            self._advance_watermark(frontier)
+            self._watermark.advance(frontier, self.progress.learned)
             now = self._clock.monotonic()
             due = checkpoint_due(self.progress, now)
             if due is not None and now >= due:
@@ -152,20 +150,10 @@ class Rounds:
             waiting_since=self._waiting_since,
             now=now,
             scored=self.progress.retrain_until is None,
-            watermark=self._watermark,
+            watermark=self._watermark.value,
             next_absent=None if self._in_flight else self._next_absent,
             redriven=redriven,
         )
-
-    def _advance_watermark(self, frontier: Frontier) -> None:
-        """To the latest cluster time at which no more was published than has been learned."""
-        mark = (tuple(part.published for part in frontier.partitions), frontier.watermark)
-        if frontier.watermark and (not self._marks or self._marks[-1] != mark):
-            if len(self._marks) == _MARKS:
-                self._marks.pop()
-            self._marks.append(mark)
-        while self._marks and _covers(self.progress.learned, self._marks[0][0]):
-            self._watermark = max(self._watermark, self._marks.popleft()[1])
 
     async def _skip_removed(self, frontier: Frontier) -> None:
         """Past offsets that Kafka has removed, if all that was in them is planned; else raises OffsetError."""
@@ -213,7 +201,3 @@ class Rounds:
             Learned(ahead.offset, ahead.count + learned.count - planned.count)
             for ahead, learned, planned in zip(self._planned, self.progress.learned, done.planned, strict=True)
         )
-
-
-def _covers(learned: Sequence[Learned], published: Sequence[int | None]) -> bool:
-    return all(count is not None and place.count >= count for place, count in zip(learned, published, strict=True))

@@ -24,6 +24,9 @@ ONE = RoundReport(
     norms=Norms(steps=2, gradient_sum=3.0),
     fields={"x": FieldCounts(missing=1), "y": FieldCounts(coerced=2)},
     expelled={0: (3,)},
+    waiting=3,
+    next_absent=50,
+    label_latency=(0, 2, 1),
 )
 OTHER = replace(
     ONE,
@@ -33,6 +36,9 @@ OTHER = replace(
     timings={"read": 0.2, "step": 0.3},
     fields={"x": FieldCounts(missing=2, unseen=5)},
     expelled={1: (4, 5)},
+    waiting=4,
+    next_absent=None,
+    label_latency=(),
 )
 
 
@@ -49,6 +55,8 @@ def test_what_ranks_did_adds_up_and_what_they_share_does_not() -> None:
     assert (merged.holdout, merged.norms) == (ONE.holdout, ONE.norms)
     assert merged.fields == {"x": FieldCounts(missing=3, unseen=5), "y": FieldCounts(coerced=2)}
     assert merged.expelled == {0: (3,), 1: (4, 5)}
+    assert (merged.waiting, merged.next_absent, merged.label_latency) == (7, 50, (0, 2, 1))
+    assert merge_reports([ONE, replace(OTHER, next_absent=40, label_latency=(1,))]).next_absent == 40
 
 
 @pytest.mark.parametrize("change", [{"round": 5}, {"steps": 3}, {"learned": {0: Learned(7, 6)}}])

@@ -205,12 +205,32 @@ def test_a_merge_key_is_overridden_by_the_keys_beside_it(tmp_path: Path) -> None
         ("source: flights", "source: flights\n    window: {half_life: 0s}", "half_life: should be greater than 0"),
         ("source: flights", "source: flights\n    window: {duration: 4d}", "is longer than kafka.retention"),
         ("source: flights", "source: flights\n    model: build", "model: "),
+        ("regression}]", "regression, absent_after: 1h}]", "but not what is learned then"),
+        ("regression}]", "regression, absent_value: 0}]", "needs absent_after"),
+        (
+            "regression}]",
+            "regression, absent_after: 1h, absent_value: true}]",
+            "True cannot be the value of this label",
+        ),
+        ("regression}]", "classification, absent_after: 1h, absent_value: 2}]", "2 cannot be the value of this label"),
+        ("regression}]", "regression, absent_after: 0s, absent_value: 0}]", "should be greater than 0"),
+        ("regression}]", "regression, absent_after: 67h, absent_value: 0}]", "together longer than kafka.retention"),
+        ("source: flights", "source: flights\n    features_as_of: last", "features_as_of"),
     ],
 )
 def test_what_does_not_fit_together_is_refused(tmp_path: Path, before: str, after: str, message: str) -> None:
     ((place, found),) = problems(tmp_path, GOOD.replace(before, after, 1))
     assert message in found
     assert place.startswith("streamtrain.yaml:")
+
+
+def test_a_label_may_be_absent_after_as_long_as_kafka_keeps_its_document(tmp_path: Path) -> None:
+    text = GOOD.replace("regression}]", "regression, absent_after: 66h, absent_value: 0}]")
+    (label,) = loaded(tmp_path, text).settings.jobs[0].schema_().labels
+    assert (label.absent_after, label.absent_value) == (66 * 3600, 0)
+    longer = loaded(tmp_path, text.replace("66h", "24h")).settings.jobs[0].schema_()
+    plain = loaded(tmp_path, GOOD).settings.jobs[0].schema_()
+    assert longer.fingerprint() == plain.fingerprint(), "patience may change without learning anew"
 
 
 # ------------------------------------------------------------------------------------------- precedence

@@ -9,7 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamtrain.types import Frontier, Learned, OffsetRange, PartitionFrontier, Planned, PlanRequest, PlanSettings, Wait
+from streamtrain.types import (
+    Frontier,
+    Learned,
+    OffsetRange,
+    PartitionFrontier,
+    Planned,
+    PlanRequest,
+    PlanSettings,
+    Wait,
+)
 from streamtrain.window.planner import plan, replay_rows, round_seed, share_out, spread, window_begins
 
 SETTINGS = PlanSettings(max_wait_s=0.1, max_records=100, batch_size=32, replay_ratio=1.0, seed=7)
@@ -53,6 +62,23 @@ def test_nothing_published_is_waited_for_without_a_deadline() -> None:
 def test_offsets_without_records_make_no_round() -> None:
     """Commit markers move the end of a partition; there is nothing to learn in them."""
     assert plan(request(frontier((9, 5)), [Learned(7, 5)])) == Wait(until=None)
+
+
+@pytest.mark.parametrize(("watermark", "next_absent", "cut"), [(11, 10, True), (10, 10, False), (11, None, False)])
+def test_an_idle_stream_gets_a_round_without_records_once_a_label_is_absent(
+    watermark: int, next_absent: int | None, cut: bool
+) -> None:
+    asked = replace(request(frontier((9, 5)), [Learned(9, 5)]), watermark=watermark, next_absent=next_absent)
+    if not cut:
+        assert plan(asked) == Wait(until=None)
+        return
+    decision = planned(asked)
+    assert (decision.round.fresh[0].span, decision.round.replay, decision.round.watermark) == (0, (0,), 11)
+    assert decision.planned == asked.planned
+
+
+def test_every_round_carries_the_watermark() -> None:
+    assert planned(replace(request(frontier((80, 80))), watermark=7)).round.watermark == 7
 
 
 def test_few_records_wait_for_company_until_max_wait_has_passed() -> None:
