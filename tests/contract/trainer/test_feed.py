@@ -28,6 +28,7 @@ from streamtrain.source.publisher import Publisher
 from streamtrain.trainer import reader as reader_module
 from streamtrain.trainer.feed import Feed
 from streamtrain.trainer.rows import RoundRows
+from streamtrain.trainer.waiting import Waiting
 from streamtrain.types import ChangeEvent, Learned, OffsetRange, Operation, Round
 from tests.contract.source.numbered_events import SOURCE, position, source_topic, start
 from tests.deployment import wait_until
@@ -98,6 +99,7 @@ def feeding(
     progress: Progress | None = None,
     job: config.Job = JOB,
     forget_through: Mapping[int, int] = MappingProxyType({}),
+    waiting: Mapping[int, Waiting] | None = None,
 ) -> Iterator[Feed]:
     feed = Feed(
         job=job,
@@ -112,6 +114,7 @@ def feeding(
         clock=SystemClock(),
         on_progress=Progress() if progress is None else progress,
         forget_through=forget_through,
+        waiting=waiting,
     )
     try:
         feed.start()
