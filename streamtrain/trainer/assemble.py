@@ -220,7 +220,8 @@ class RoundBuilder:
             fresh = self._round.fresh[number]
             # Before anything more is learned: what is new in this round is not replayed in it.
             chosen = memory.replay(count=self._round.replay[number], seed=self._round.seed, below=fresh.begin)
-            self._replayed[number] = _replayed(memory, chosen)
+            if len(chosen) or not self._pieces[number]:
+                self._replayed[number] = _replayed(memory, chosen)
             memory.fall_due(self._round.watermark, self._most_absent)
             if len(offsets := memory.wanted()):
                 wanted[number] = offsets
@@ -304,9 +305,10 @@ class RoundBuilder:
         round_ = self._round
         pieces = list(self._pieces[number])
         n = sum(len(piece.scored) for piece in pieces)
-        m = len(self._replayed[number].scored)
-        if m or not pieces:
-            pieces.append(self._replayed[number])
+        replayed = self._replayed.get(number)
+        m = 0 if replayed is None else len(replayed.scored)
+        if replayed is not None and (m or not pieces):
+            pieces.append(replayed)
         order = spread(n, m) if n and m else slice(None)
         labels = {name: _joined([p.labels[name] for p in pieces])[order] for name in pieces[0].labels}
         held = _joined([p.held for p in pieces])[order]

@@ -137,6 +137,7 @@ class PartitionMemory:
         fresh, scored = taken.fresh, taken.scored
         namespace, identities = b"", Identities()
         waiting = self._waiting
+        find, some_wait = waiting.find, len(waiting) > 0
         for place, (offset, outcome, operation, name, key, document_key) in enumerate(
             zip(
                 records.offsets.tolist(),
@@ -152,7 +153,7 @@ class PartitionMemory:
                 namespace, identities = name, self._namespaces.setdefault(name, Identities())
             entries = identities.entries
             entry = entries.get(key)
-            waits = waiting.find(name, key) if waiting else ()
+            waits = find(name, key) if some_wait else ()
             if outcome == _LABELLED and entry is None and not waits:  # by far the most common: a new document
                 code = offset << ABSENT_BITS
                 entries[key] = code if document_key == key else (document_key, code)
@@ -190,6 +191,7 @@ class PartitionMemory:
                     missing=decoded.missing_labels(int(rows[place])),
                     labelled=-1 if found is None else found[1] >> ABSENT_BITS,
                 )
+                some_wait = True
         if len(records):
             self._seen = max(self._seen, int(records.cluster_times.max()))
         return self._keep(taken, records, decoded, rows, held)
