@@ -115,11 +115,10 @@ class VersionLog:
 
     def give_features(self, codes: npt.NDArray[np.int64], columns: Mapping[str, Column]) -> None:
         """Replaces the features of the versions with these codes, where they are still there."""
-        places = self._at(codes)
-        there = (places >= self._head) & (places < self._tail)
-        there[there] = (self.codes[places[there]] == codes[there]) & self._alive[places[there]]
+        there = self._there(codes)
+        places = self._at(codes[there])
         for field, column in self._columns.items():
-            column[places[there]] = columns[field][there]
+            column[places] = columns[field][there]
 
     def copy_features(self, codes: npt.NDArray[np.int64], sources: npt.NDArray[np.int64]) -> None:
         """Gives the versions with the `codes` the features of those with the codes `sources`, one after the other."""
@@ -149,7 +148,8 @@ class VersionLog:
         return self.codes[part][self._alive[part] & np.isin(self.offsets[part], offsets)]
 
     def take_out(self, codes: npt.NDArray[np.int64]) -> list[tuple[bytes, bytes, int]]:
-        """`remove`; returns (namespace, key, code) of them."""
+        """`remove`, of those that are still there; returns (namespace, key, code) of them."""
+        codes = codes[self._there(codes)]
         places = self._at(codes)
         self._alive[places] = False
         return [(*self._identities[place], code) for place, code in zip(places.tolist(), codes.tolist(), strict=True)]
@@ -183,6 +183,12 @@ class VersionLog:
             {field: column[places] for field, column in self._columns.items()},
             {field: column[places] for field, column in self._labels.items()},
         )
+
+    def _there(self, codes: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        places = self._at(codes)
+        there: npt.NDArray[np.bool_] = places < self._tail
+        there[there] = (self.codes[places[there]] == codes[there]) & self._alive[places[there]]
+        return there
 
     def _at(self, codes: npt.NDArray[np.int64]) -> Places:
         places: Places = self._head + np.searchsorted(self.codes[self._head : self._tail], codes)

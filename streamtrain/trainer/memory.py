@@ -4,7 +4,6 @@ what `waiting_file.py` saves, so that reading those again gives the same memory 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,6 +15,7 @@ from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoded
 from streamtrain.trainer.identity import Identities, Version, agree
 from streamtrain.trainer.log import ABSENT_BITS, VersionLog
 from streamtrain.trainer.records import Records
+from streamtrain.trainer.replay import draw
 from streamtrain.trainer.rows import Column
 from streamtrain.trainer.settling import Earlier, Settled, settle
 from streamtrain.trainer.waiting import Waiting
@@ -461,25 +461,17 @@ class PartitionMemory:
         self._origins = dict(zip(waiting.heirs.tolist(), waiting.origins.tolist(), strict=True))
         return len(there) - int(there.sum())
 
-    def replay(self, *, count: int, seed: int, below: int) -> npt.NDArray[np.int64]:
-        """Up to `count` versions that were learned below the offset `below`, as places for `take`: without replacement,
-        weighted by recency, the same for the same seed wherever and however often the partition was read.
+    # ------------------------------------------------------------------ replay
 
-        The `count` largest of log(weight) + Gumbel noise are a weighted sample without replacement (Efraimidis
-        and Spirakis 2006, in the Gumbel-top-k form); the noise is a hash of seed, partition and offset.
-        """
+    def replay(self, *, count: int, seed: int, below: int) -> npt.NDArray[np.int64]:
+        """Up to `count` versions that were learned below the offset `below`, as places for `take`: weighted by
+        recency (replay.py)."""
         places = self._log.replayable(below)
         if count <= 0 or len(places) == 0:
             return places[:0]
-        offsets = self._log.offsets[places]
-        if count < len(places):
-            times = self._log.cluster_times[places]
-            age = (times.max() - times) / CLUSTER_TICKS
-            noise = -np.log(-np.log(_uniform(offsets, seed, self._partition)))
-            score = noise - age * (math.log(2.0) / max(self._half_life, 1e-9))
-            chosen = np.argpartition(score, len(score) - count)[len(score) - count :]
-            places, offsets = places[chosen], offsets[chosen]
-        return places[np.lexsort((offsets, _uniform(offsets, ~seed, self._partition)))]
+        offsets, ages = self._log.offsets[places], self._log.cluster_times[places]
+        ages = (ages.max() - ages) / CLUSTER_TICKS / max(self._half_life, 1e-9)
+        return places[draw(offsets, ages, count=count, seed=seed, partition=self._partition)]
 
     def take(self, places: npt.NDArray[np.int64]) -> tuple[Mapping[str, Column], Mapping[str, Column]]:
         """Features and labels of the versions that `replay` named."""
@@ -501,16 +493,3 @@ class PartitionMemory:
             for namespace, identities in self._namespaces.items()
             for document_key, code in identities.versions()
         }
-
-
-def _uniform(offsets: npt.NDArray[np.int64], seed: int, partition: int) -> npt.NDArray[np.float64]:
-    """Numbers in (0, 1), independent for all offsets, seeds and partitions (the finaliser of splitmix64, twice)."""
-    stream = _mix(np.array([(seed * 0x9E3779B97F4A7C15 + partition + 1) % 2**64], np.uint64))
-    mixed = _mix(offsets.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + stream)
-    return ((mixed >> np.uint64(12)).astype(np.float64) + 0.5) / 2.0**52
-
-
-def _mix(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
