@@ -55,8 +55,8 @@ class Exported:
 
 def export(request: Request, *, clock: Clock) -> Exported:
     """Raises StreamtrainError; then nothing is there that was not before."""
-    job = config.Job.model_validate(request.job)
     manifest = from_document(Manifest, request.manifest)
+    job = config.Job.model_validate(request.job).with_hyper(manifest.hyper)
     state = manifest.artifacts.get("state")
     if state is None:
         raise ArtifactError(f"manifest {manifest.id} names no saved state")

@@ -48,7 +48,7 @@ def test_every_command_in_the_docs_exists(page: str) -> None:
         if words[0] == "make":
             assert words[1] in targets, words
         elif words[0] == "streamtrain":
-            names = words[1:3] if words[1] in ("sandbox", "models") else words[1:2]
+            names = words[1:3] if words[1] in ("sandbox", "models", "dead-letters") else words[1:2]
             told = subprocess.run(
                 [sys.executable, "-m", "streamtrain", *names, "--help"], check=True, capture_output=True, text=True
             ).stdout
