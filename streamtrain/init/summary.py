@@ -37,4 +37,5 @@ def _lines(written: Written) -> Iterator[str]:
     named = "" if written.file.name == "streamtrain.yaml" and written.file.parent.name == "" else f" -c {written.file}"
     yield "read it, correct what is wrong, then:"
     yield f"  streamtrain validate --connect{named}"
+    yield f"  streamtrain check-model{named}   # tries the model on documents; a minute or two"
     yield f"  streamtrain run{named}"
