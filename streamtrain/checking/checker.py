@@ -41,6 +41,7 @@ def check(job: Job, documents: Sequence[bytes], *, module: str = "", file: str =
                 replicas=_between(folder / "trained-2-0.npz", folder / "trained-2-1.npz"),
                 counts=_between(folder / "trained-1-0.npz", folder / "trained-2-0.npz"),
                 orders=_furthest(folder, alone.found["order"]["orders"]),
+                moved=_between(folder / "first.npz", folder / "trained-1-0.npz"),
                 went_on=_between(folder / "went-on.npz", folder / "restored-went-on.npz"),
             )
         return verdicts(evidence)

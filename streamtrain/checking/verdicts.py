@@ -14,6 +14,7 @@ from streamtrain.checking.trial_run import Answer
 _FLOAT32_FLOOR = 1e-6  # of the largest weight: what is smaller is rounding
 _FLOAT64_TOLERANCE = 1e-10
 _ORDERS = 3  # times the difference that another order of rows makes
+_WAY = 0.01  # of the largest change of a weight in ten steps
 _SHOWN = 5
 
 _STAGES = ("build", "decode", "train", "workers", "restore", "keras", "export")
@@ -50,7 +51,7 @@ class Verdict:
 class Evidence:
     """alone: what one worker said; together: what each of two did. The differences are None where a state is
     missing. replicas: between the two workers. counts: between one worker and two. orders: between orders of a
-    batch's rows. went_on: between a model and its restored copy after further steps."""
+    batch's rows. moved: between the first weights and those after ten steps. went_on: between a model and its restored copy after further steps."""
 
     dtype: str
     alone: Answer
@@ -58,6 +59,7 @@ class Evidence:
     replicas: Difference | None = None
     counts: Difference | None = None
     orders: Difference | None = None
+    moved: Difference | None = None
     went_on: Difference | None = None
 
 
@@ -218,12 +220,16 @@ def _workers(evidence: Evidence) -> Iterator[Verdict]:
 
 
 def tolerance(evidence: Evidence) -> float:
-    """How far one worker and two may lie apart: what another order of rows does in float arithmetic, three times."""
-    orders = evidence.orders
+    """How far one worker and two may lie apart: what another order of rows does in float arithmetic, three times.
+    With float32 also a hundredth of the way that the weights went: adaptive optimizers make much of rounding, while
+    what depends on a worker's rows shows at once."""
+    orders, moved = evidence.orders, evidence.moved
     if orders is None:
         return math.inf
-    floor = _FLOAT64_TOLERANCE if evidence.dtype == "float64" else _FLOAT32_FLOOR * max(orders.scale, 1.0)
-    return max(_ORDERS * orders.largest, floor)
+    if evidence.dtype == "float64":
+        return max(_ORDERS * orders.largest, _FLOAT64_TOLERANCE)
+    way = 0.0 if moved is None else _WAY * moved.largest
+    return max(_ORDERS * orders.largest, _FLOAT32_FLOOR * max(orders.scale, 1.0), way)
 
 
 def _restore(evidence: Evidence, found: Mapping[str, Any]) -> Iterator[Verdict]:
