@@ -14,7 +14,7 @@ from streamtrain.checking.trial_run import Answer
 _FLOAT32_FLOOR = 1e-6  # of the largest weight: what is smaller is rounding
 _FLOAT64_TOLERANCE = 1e-10
 _ORDERS = 3  # times the difference that another order of rows makes
-_WAY = 0.01  # of the largest change of a weight in ten steps
+_WAY = 0.002  # of the largest change of a weight in ten steps
 _SHOWN = 5
 
 _STAGES = ("build", "decode", "train", "workers", "restore", "keras", "export")
@@ -51,7 +51,8 @@ class Verdict:
 class Evidence:
     """alone: what one worker said; together: what each of two did. The differences are None where a state is
     missing. replicas: between the two workers. counts: between one worker and two. orders: between orders of a
-    batch's rows. moved: between the first weights and those after ten steps. went_on: between a model and its restored copy after further steps."""
+    batch's rows. moved: between the first weights and those after ten steps.
+    went_on: between a model and its restored copy after further steps."""
 
     dtype: str
     alone: Answer
@@ -221,8 +222,7 @@ def _workers(evidence: Evidence) -> Iterator[Verdict]:
 
 def tolerance(evidence: Evidence) -> float:
     """How far one worker and two may lie apart: what another order of rows does in float arithmetic, three times.
-    With float32 also a hundredth of the way that the weights went: adaptive optimizers make much of rounding, while
-    what depends on a worker's rows shows at once."""
+    With float32 also 1/500 of the way that the weights went: adaptive optimizers make much of rounding."""
     orders, moved = evidence.orders, evidence.moved
     if orders is None:
         return math.inf
