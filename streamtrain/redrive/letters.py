@@ -80,19 +80,22 @@ class Replayed:
         return (letter.origin, letter.lineage, letter.attempt) in self.letters
 
 
-def latest(letters: Iterable[Letter]) -> list[Letter]:
-    """Of each record the letter that counts: of the newest lineage that could not learn it, after the last replay."""
-    found: dict[str, Letter] = {}
+def by_record(letters: Iterable[Letter]) -> list[list[Letter]]:
+    """Of each record, in order, the letters that count: of every lineage that could not learn it the one after its last
+    replay, the newest lineage's last."""
+    found: dict[str, dict[str, Letter]] = {}
     for letter in letters:
-        known = found.get(letter.origin)
-        if known is None or (letter.lineage, letter.attempt) >= (known.lineage, known.attempt):
-            found[letter.origin] = letter
-    return sorted(found.values(), key=lambda letter: (letter.topic, letter.partition, letter.offset))
+        lineages = found.setdefault(letter.origin, {})
+        known = lineages.get(letter.lineage)
+        if known is None or letter.attempt >= known.attempt:
+            lineages[letter.lineage] = letter
+    records = [[lineages[lineage] for lineage in sorted(lineages)] for lineages in found.values()]
+    return sorted(records, key=lambda record: (record[0].topic, record[0].partition, record[0].offset))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """letters: those to replay. left: how many others there are, by why."""
+    """letters: those to replay. left: how many other records there are, by why."""
 
     letters: tuple[Letter, ...]
     left: Mapping[str, int]
@@ -113,19 +116,26 @@ def choose(
     was deleted after a record that lies before them is not known any more."""
     chosen: list[Letter] = []
     left: Counter[str] = Counter()
-    for letter in latest(letters):
+
+    def why_not(letter: Letter) -> str | None:
         if not matches(letter, reason=reason, field=field):
-            left["not asked for"] += 1
-        elif replayed.holds(letter):
-            left["replayed before"] += 1
-        elif not letter.whole:
-            left["without their document"] += 1
-        elif letter.topic != topic or letter.partition >= len(log_starts):
-            left["of an earlier topic"] += 1
-        elif letter.written_ms < written_after_ms or letter.offset < log_starts[letter.partition]:
-            left["too old"] += 1
-        else:
-            chosen.append(letter)
+            return "not asked for"
+        if replayed.holds(letter):
+            return "replayed before"
+        if not letter.whole:
+            return "without their document"
+        if letter.topic != topic or letter.partition >= len(log_starts):
+            return "of an earlier topic"
+        if letter.written_ms < written_after_ms or letter.offset < log_starts[letter.partition]:
+            return "too old"
+        return None
+
+    for record in by_record(letters):
+        # A lineage learns its own letters only: each has to be replayed.
+        reasons = [why_not(letter) for letter in record]
+        chosen += [letter for letter, told in zip(record, reasons, strict=True) if told is None]
+        if (told := reasons[-1]) is not None and None not in reasons:
+            left[told] += 1
     return Choice(tuple(chosen), dict(left))
 
 

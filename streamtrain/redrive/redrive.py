@@ -13,7 +13,7 @@ from streamtrain import config
 from streamtrain.clock import Clock
 from streamtrain.kafka import topics
 from streamtrain.kafka.topic_admin import TopicSpec, ensure_topics
-from streamtrain.redrive.letters import Choice, Letter, choose, latest, matches, parse
+from streamtrain.redrive.letters import Choice, Letter, by_record, choose, matches, parse
 from streamtrain.redrive.replay_topic import ReplayTopic, replay_spec
 from streamtrain.redrive.topic_records import TopicRecords
 from streamtrain.source.envelope import decode
@@ -38,7 +38,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Redriven:
-    """replayed: letters, by reason. left: how many were not, by why."""
+    """replayed: records, by reason. left: how many were not, by why."""
 
     replayed: Mapping[str, int]
     left: Mapping[str, int]
@@ -57,7 +57,8 @@ class Redrive:
         """What there is, the most frequent reason first."""
         spec, _ = await self._topics()
         found: dict[str, list[Letter]] = {}
-        for letter in latest(await self._letters()):
+        for record in by_record(await self._letters()):
+            letter = record[-1]
             if matches(letter, reason=reason, field=field):
                 found.setdefault(letter.reason, []).append(letter)
         replayed = (await ReplayTopic(kafka=self._kafka, job=self._job.name, spec=spec).state()).replayed
@@ -97,7 +98,8 @@ class Redrive:
             await replay_topic.write(choice.letters, state=state, through=ends)
         finally:
             await replay_topic.close()
-        return Redriven(dict(Counter(letter.reason for letter in choice.letters)), choice.left)
+        reasons = {letter.origin: letter.reason for letter in choice.letters}
+        return Redriven(dict(Counter(reasons.values())), choice.left)
 
     async def _topics(self) -> tuple[TopicSpec, str]:
         """The replay topic, which is there then, and the source's topic."""
@@ -131,7 +133,7 @@ class Redrive:
         deleted = selection.outcomes(_records(choice.letters)) == FORGOTTEN
         kept = tuple(letter for letter, gone in zip(choice.letters, deleted.tolist(), strict=True) if not gone)
         left = Counter(choice.left)
-        left["of deleted documents"] += int(deleted.sum())
+        left["of deleted documents"] += len({letter.origin for letter in choice.letters} - {k.origin for k in kept})
         return replace(choice, letters=kept, left=+left)
 
 

@@ -196,6 +196,20 @@ async def test_a_row_that_the_model_refused_is_learned_when_it_is_replayed(kafka
     assert taken.counts.redriven == 1
 
 
+async def test_a_lineage_beside_the_job_does_not_take_its_letters_away(kafka_config: config.Kafka) -> None:
+    ends = await write(kafka_config, [[event(n, bad(n)) for n in range(6)]])
+    await asyncio.to_thread(Lineage(kafka_config, "l1").learn, ends)
+    beside = Lineage(kafka_config, "l2")
+    await asyncio.to_thread(beside.learn, ends)
+    assert (await command(kafka_config).replay()).replayed == {"type:x": 6}
+    replayed = await replay_ends(kafka_config)
+    # As if the model had been mended: each lineage learns its own letters, and another one, begun later, learns once.
+    for name, begins in (("l1", None), ("l2", None), ("l3", ends)):
+        lineage = Lineage(kafka_config, name, job=MILD, begins=begins)
+        lineage.learned = list(ends)
+        assert numbers(await asyncio.to_thread(lineage.learn, ends, replayed)) == [0, 1, 2, 3, 4, 5]
+
+
 async def test_a_letter_that_is_still_bad_becomes_one_again_and_can_be_replayed_again(
     kafka_config: config.Kafka,
 ) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from streamtrain.redrive.letters import Choice, Letter, Replayed, choose, latest, parse
+from streamtrain.redrive.letters import Choice, Letter, Replayed, by_record, choose, parse
 
 LETTER = Letter(
     topic="t.s.0",
@@ -78,9 +78,9 @@ def test_of_a_large_record_only_its_size_is_there() -> None:
     assert not letter.whole
 
 
-def test_the_letter_that_counts_is_that_of_the_newest_lineage_after_its_last_replay() -> None:
+def test_the_letters_that_count_are_those_of_each_lineage_after_its_last_replay() -> None:
     letters = [replace(LETTER, lineage=lineage, attempt=n) for lineage, n in (("a", 3), ("b", 0), ("b", 1), ("b", 0))]
-    assert latest(letters) == [replace(LETTER, lineage="b", attempt=1)]
+    assert by_record(letters) == [[replace(LETTER, lineage="a", attempt=3), replace(LETTER, lineage="b", attempt=1)]]
 
 
 def test_a_letter_that_was_replayed_is_not_replayed_again() -> None:
@@ -97,6 +97,14 @@ def test_one_that_another_lineage_could_not_learn_either_is() -> None:
     later = replace(LETTER, lineage="c")
     assert chosen(LETTER, later, replayed=after(LETTER)).letters == (later,)
     assert after(LETTER, later).times == {"t.s.0/1/7": 2}
+
+
+def test_each_lineage_that_could_not_learn_a_record_gets_its_own_letter() -> None:
+    """One that is learned beside the job must not take the job's letter away."""
+    beside = replace(LETTER, lineage="c")
+    assert chosen(beside, LETTER) == Choice((LETTER, beside), {})
+    assert chosen(beside, LETTER, replayed=after(beside)) == Choice((LETTER,), {})
+    assert chosen(beside, LETTER, replayed=after(beside, LETTER)) == Choice((), {"replayed before": 1})
 
 
 def test_letters_are_chosen_by_reason_and_field() -> None:
