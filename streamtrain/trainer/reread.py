@@ -86,18 +86,21 @@ class Rereader:
         deadline = self._clock.monotonic() + STALLED_AFTER_S
         while left:
             positions = {number: int(offsets[0]) for number, offsets in left.items()}
+            late = self._clock.monotonic() >= deadline
             try:
                 batches = committed(await self._fetcher.fetch(positions))
             except OutOfRangeError:
-                await self._drop_removed(left)
+                if await self._drop_removed(left, late=late):
+                    continue
                 batches = committed(())
+                await self._clock.sleep(_LOOK_AGAIN_S)
             found = {records.partition: records for records in read_records(batches)}
             moved = [number for number, end in batches.next_offsets.items() if end > positions[number]]
             for number in moved:
                 self._kept[number] = (positions[number], batches.next_offsets[number], found.get(number))
             if moved:
                 return moved
-            if self._clock.monotonic() >= deadline:
+            if late:
                 where = ", ".join(f"{number} at {offset}" for number, offset in positions.items())
                 raise KafkaError(
                     f"{self._topic}: nothing came for {STALLED_AFTER_S:g} s (partition {where})",
@@ -105,18 +108,20 @@ class Rereader:
                 )
         return ()
 
-    async def _drop_removed(self, left: dict[int, Offsets]) -> None:
+    async def _drop_removed(self, left: dict[int, Offsets], *, late: bool) -> bool:
+        """Whether there were any. late: also what lies beyond the log's end, which lags for a moment after a leader
+        election."""
         starts, ends = await self._fetcher.bounds(tuple(left))
-        for number, offsets in list(left.items()):
-            if number not in starts or number not in ends:
-                continue
-            there = offsets[(offsets >= starts[number]) & (offsets < ends[number])]
-            if len(there):
-                left[number] = there
-            else:
-                del left[number]
-        if left:
-            await self._clock.sleep(_LOOK_AGAIN_S)
+        dropped = False
+        for number in [number for number in left if number in starts and number in ends]:
+            offsets = left.pop(number)
+            there = offsets >= starts[number]
+            if late:
+                there &= offsets < ends[number]
+            dropped |= not there.all()
+            if there.any():
+                left[number] = offsets[there]
+        return dropped
 
 
 def chosen(records: Records, places: npt.NDArray[np.int64]) -> Records | None:

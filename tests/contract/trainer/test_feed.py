@@ -311,7 +311,10 @@ async def test_a_bad_record_is_a_dead_letter_keyed_by_its_origin(each_kafka_conf
     assert reasons == {7: (b"type:x", b"x", bad.document), 8: (b"invalid-bson", None, b"\x05\x00\x00\x00\x01")}
 
 
-async def test_records_that_were_learned_can_become_dead_letters(each_kafka_config: config.Kafka) -> None:
+async def test_records_that_were_learned_can_become_dead_letters(
+    each_kafka_config: config.Kafka, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("streamtrain.trainer.reread.STALLED_AFTER_S", 0.3)
     kafka = each_kafka_config
     ends = await write(kafka, [[event(n, good(n)) for n in range(first, first + 40)] for first in (0, 40)])
     with feeding(kafka) as feed:
