@@ -166,7 +166,7 @@ GRADIENT_NORM = Gauge(
 )
 UPDATE_NORM = Gauge(
     "streamtrain_update_norm",
-    "L2 norm of what the last round's steps moved the weights by: mean and max.",
+    "L2 norm of what steps of the last round moved the weights by, measured every 16th: mean and max.",
     ["job", "stat"],
 )
 EXPELLED = Counter(

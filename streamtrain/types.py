@@ -386,12 +386,13 @@ class RoundCounts:
 
 @dataclass(frozen=True, slots=True)
 class Norms:
-    """L2 norms of the steps that were applied: of the gradient that the optimizer was given, over all weights, and
-    of what the step moved them by. Sums over `steps`, and the largest."""
+    """L2 norms of the steps that were applied, over all weights: of the gradient that the optimizer was given (sum over
+    `steps`, and the largest), and of what a step moved the weights by (of `updates` of the steps)."""
 
     steps: int = 0
     gradient_sum: float = 0.0
     gradient_max: float = 0.0
+    updates: int = 0
     update_sum: float = 0.0
     update_max: float = 0.0
 
@@ -400,6 +401,7 @@ class Norms:
             steps=self.steps + other.steps,
             gradient_sum=self.gradient_sum + other.gradient_sum,
             gradient_max=max(self.gradient_max, other.gradient_max),
+            updates=self.updates + other.updates,
             update_sum=self.update_sum + other.update_sum,
             update_max=max(self.update_max, other.update_max),
         )

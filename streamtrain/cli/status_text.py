@@ -44,7 +44,9 @@ def _job(job: Mapping[str, Any]) -> Iterator[str]:
         yield f"{label}, held out: {scores} over the last {values['rows']:,} rows"
     norms = job["report"]["norms"]
     if norms["gradient"]:
-        told = ", ".join(f"{name} norm {found['mean']:.3g} (max {found['max']:.3g})" for name, found in norms.items())
+        told = ", ".join(
+            f"{name} norm {found['mean']:.3g} (max {found['max']:.3g})" for name, found in norms.items() if found
+        )
         yield f"last round: {told}"
     yield from _fields(job["report"]["fields"])
     if job["report"]["dead_letter_reasons"]:

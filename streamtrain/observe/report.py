@@ -228,12 +228,12 @@ def _quantiles(counts: list[int], bounds: Sequence[float] = FRESHNESS_BUCKETS_MS
 
 def _norms(norms: Norms) -> dict[str, dict[str, float]]:
     """Of a round's steps; nothing without any."""
-    if not norms.steps:
-        return {"gradient": {}, "update": {}}
-    return {
-        "gradient": {"mean": norms.gradient_sum / norms.steps, "max": norms.gradient_max},
-        "update": {"mean": norms.update_sum / norms.steps, "max": norms.update_max},
-    }
+    found: dict[str, dict[str, float]] = {"gradient": {}, "update": {}}
+    if norms.steps:
+        found["gradient"] = {"mean": norms.gradient_sum / norms.steps, "max": norms.gradient_max}
+    if norms.updates:
+        found["update"] = {"mean": norms.update_sum / norms.updates, "max": norms.update_max}
+    return found
 
 
 def _export_scores(job: str, found: Mapping[str, Mapping[str, float]], *, loss: Gauge, score: Gauge) -> None:

@@ -25,6 +25,12 @@ LEARNING_VALUES = 100
 LIFE_VALUES = 100_000
 """Numbers, and half of the slots strings, after which what was seen is about to be forgotten, unless seen again."""
 
+Rows = npt.NDArray[np.int64]
+"""Of each segment: its partition's row in the tables, or its first document."""
+
+Usable = npt.NDArray[np.bool_] | None
+"""Which documents have a value; None where all have."""
+
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)  # crc32 alone puts strings that are alike into places that are alike
 _NUMERIC = frozenset({DType.FLOAT32, DType.FLOAT64, DType.INT32, DType.INT64, DType.DATETIME})
 
@@ -62,13 +68,16 @@ class FieldStatistics:
         starts = np.array([segment.begin for segment in parts])
         for field, notes in decoded.notes.items():
             column = decoded.columns[field] if field in decoded.columns else decoded.labels[field]
-            amounts = np.bincount(notes, minlength=OUT_OF_RANGE + 1)
-            usable = notes <= COERCED
+            noted = bool(notes.any())
+            usable = notes <= COERCED if noted else None
             unseen = beyond = 0
             if field in self._strings:
                 unseen = self._strings[field].observe(column, usable, rows, starts)
             elif field in self._ranges:
                 beyond = self._ranges[field].observe(column, usable, rows, starts)
+            if not noted and not unseen and not beyond:
+                continue
+            amounts = np.bincount(notes, minlength=OUT_OF_RANGE + 1)
             self._found[field] += FieldCounts(
                 missing=int(amounts[MISSING]),
                 coerced=int(amounts[COERCED]),
@@ -93,33 +102,32 @@ class _Range:
         self._low = np.full((3, partitions), np.inf)  # of the life before, of this one, of this round
         self._high = np.full((3, partitions), -np.inf)
         self._seen = np.zeros((2, partitions), np.int64)  # in this life, in this round
+        self._least = np.full(partitions, -np.inf)  # what is not out of range yet
+        self._most = np.full(partitions, np.inf)
         self._known = np.zeros(partitions, np.bool_)
 
-    def observe(
-        self,
-        column: Column,
-        usable: npt.NDArray[np.bool_],
-        rows: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-    ) -> int:
-        numbers = column.astype(np.float64)
-        least, most = (numbers, numbers) if numbers.ndim == 1 else (numbers.min(axis=1), numbers.max(axis=1))
-        if not usable.all():
-            least, most = np.where(usable, least, np.inf), np.where(usable, most, -np.inf)
-        lows, highs = np.minimum.reduceat(least, starts), np.maximum.reduceat(most, starts)
-        low, high = self._low[:2].min(axis=0)[rows], self._high[:2].max(axis=0)[rows]
-        with np.errstate(invalid="ignore", over="ignore"):
-            span = high - low
-            low, high = low - span, high + span
-        suspects = np.flatnonzero(self._known[rows] & ((lows < low) | (highs > high)))
-        ends = np.append(starts[1:], len(usable))
+    def observe(self, column: Column, usable: Usable, rows: Rows, starts: Rows) -> int:
+        if usable is None:
+            least = most = column if column.ndim == 1 else column.reshape(-1)
+            width = 1 if column.ndim == 1 else column.shape[1]
+            lows, highs = np.minimum.reduceat(least, starts * width), np.maximum.reduceat(most, starts * width)
+            lows, highs = lows.astype(np.float64), highs.astype(np.float64)
+        else:
+            by_row = column.astype(np.float64).reshape(len(column), -1)
+            lows = np.minimum.reduceat(np.where(usable, by_row.min(axis=1), np.inf), starts)
+            highs = np.maximum.reduceat(np.where(usable, by_row.max(axis=1), -np.inf), starts)
+        low, high = self._least[rows], self._most[rows]
+        suspects = np.flatnonzero((lows < low) | (highs > high))
         beyond = 0
         for at in suspects.tolist():
-            part = slice(starts[at], ends[at])
-            beyond += int((usable[part] & ((least[part] < low[at]) | (most[part] > high[at]))).sum())
+            part = slice(starts[at], starts[at + 1] if at + 1 < len(starts) else len(column))
+            of_part = column[part].astype(np.float64).reshape(part.stop - part.start, -1)
+            wild = ((of_part < low[at]) | (of_part > high[at])).any(axis=1)
+            beyond += int((wild if usable is None else wild & usable[part]).sum())
         np.minimum.at(self._low[2], rows, lows)
         np.maximum.at(self._high[2], rows, highs)
-        np.add.at(self._seen[1], rows, np.add.reduceat(usable.astype(np.int64), starts))
+        amounts = np.diff(starts, append=len(column)) if usable is None else np.add.reduceat(usable, starts, dtype=int)
+        np.add.at(self._seen[1], rows, amounts)
         return beyond
 
     def end_round(self) -> None:
@@ -134,6 +142,11 @@ class _Range:
             self._low[0, old], self._high[0, old] = self._low[1, old], self._high[1, old]
             self._low[1, old], self._high[1, old] = np.inf, -np.inf
             self._seen[0, old] = 0
+        low, high = self._low[:2].min(axis=0), self._high[:2].max(axis=0)
+        with np.errstate(invalid="ignore", over="ignore"):
+            span = high - low
+            self._least = np.where(self._known, low - span, -np.inf)
+            self._most = np.where(self._known, high + span, np.inf)
 
 
 class _Strings:
@@ -142,24 +155,26 @@ class _Strings:
     def __init__(self, partitions: int) -> None:
         self._before = np.zeros((partitions, SLOTS), np.bool_)
         self._now = np.zeros((partitions, SLOTS), np.bool_)
+        self._taken = np.zeros(partitions, np.int64)  # slots of `_now`
 
-    def observe(
-        self,
-        column: Column,
-        usable: npt.NDArray[np.bool_],
-        rows: npt.NDArray[np.int64],
-        starts: npt.NDArray[np.int64],
-    ) -> int:
+    def observe(self, column: Column, usable: Usable, rows: Rows, starts: Rows) -> int:
         hashes = np.fromiter(map(crc32, column.tolist()), np.uint64, len(column))
         slots = (hashes * _SPREAD >> np.uint64(40)).astype(np.int64) % SLOTS
-        of_row = np.repeat(rows, np.diff(np.append(starts, len(column))))
-        if not usable.all():
+        of_row = np.repeat(rows, np.diff(starts, append=len(column)))
+        if usable is not None:
             slots, of_row = slots[usable], of_row[usable]
-        new = ~(self._now[of_row, slots] | self._before[of_row, slots])
-        self._now[of_row, slots] = True
-        return len(np.unique(of_row[new] * SLOTS + slots[new])) if new.any() else 0
+        not_now = ~self._now[of_row, slots]
+        if not not_now.any():
+            return 0
+        places = np.unique(of_row[not_now] * SLOTS + slots[not_now])
+        new_rows, new_slots = np.divmod(places, SLOTS)
+        self._now[new_rows, new_slots] = True
+        self._taken += np.bincount(new_rows, minlength=len(self._taken))
+        return int((~self._before[new_rows, new_slots]).sum())
 
     def end_round(self) -> None:
-        full = np.flatnonzero(self._now.sum(axis=1) > SLOTS // 2)
-        self._before[full] = self._now[full]
-        self._now[full] = False
+        full = np.flatnonzero(self._taken > SLOTS // 2)
+        if len(full):
+            self._before[full] = self._now[full]
+            self._now[full] = False
+            self._taken[full] = 0

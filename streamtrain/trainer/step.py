@@ -66,23 +66,27 @@ class Step:
         self._own = tf.function(self._run_own, input_signature=flat, autograph=False)
         self._held = tf.function(self._run_held, input_signature=flat, autograph=False)
         self._losses = tf.function(self._run_losses, input_signature=flat, autograph=False)
-        self._sum_of = tf.function(self._run_sum, autograph=False, reduce_retracing=False)
+        self._sums: dict[tuple[str, int], Any] = {}
 
     # ------------------------------------------------------------------ what the loop calls
 
     def sum(self, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The vector summed over all ranks."""
-        found: npt.NDArray[Any] = self._sum_of(tf.constant(values)).numpy()
+        kind = (values.dtype.name, len(values))
+        if kind not in self._sums:
+            spec = tf.TensorSpec(values.shape, values.dtype)
+            self._sums[kind] = tf.function(self._run_sum, input_signature=[spec], autograph=False)
+        found: npt.NDArray[Any] = self._sums[kind](tf.constant(values)).numpy()
         return found
 
     def take(self, stack: Arrays) -> Taken:
         """Steps until the first that is not finite."""
         vector = self._steps(*_tensors(stack)).numpy()
-        done, applied, update, gradient, update_max, gradient_max = vector[:_HEAD_SIZE].tolist()
+        done, update_max, gradient_max, applied, updates, update, gradient = vector[:_HEAD_SIZE].tolist()
         return Taken(
             steps=int(done),
             good=int(done) == len(stack[2]),
-            norms=Norms(int(applied), gradient, gradient_max, update, update_max),
+            norms=Norms(int(applied), gradient, gradient_max, int(updates), update, update_max),
             sums=vector[_HEAD_SIZE + 1 :],  # without the objective
         )
 
@@ -162,7 +166,8 @@ class Step:
         return self._strategy.run(all_reduce, args=(values,))
 
     def _run_steps(self, packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor, scored: Tensor) -> Tensor:
-        """[steps dealt with, steps applied, sums of the norms, largest norms, objective, score sums...], as float64."""
+        """[steps dealt with, largest norms, steps applied, updates measured, sums of the norms, objective, score
+        sums...], as float64."""
         count = tf.shape(weights)[0]
 
         def step(k: Tensor, total: Tensor, peak: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -178,23 +183,25 @@ class Step:
                 finite &= tf.math.is_finite(norm)
 
             def apply() -> Tensor:
-                return tf.stack([tf.ones((), self._real), self._strategy.run(self._apply, args=(gradient, rest))])
+                first = tf.equal(k, 0)
+                moved = self._strategy.run(self._apply, args=(gradient, rest, first))
+                return tf.stack([tf.ones((), self._real), tf.cast(first, self._real), moved])
 
             def leave() -> Tensor:
                 if self._seeds:
                     self._strategy.run(self._undo, args=(finite, seeds))
-                return tf.zeros(2, self._real)
+                return tf.zeros(3, self._real)
 
             done = tf.cond(finite & (weight > 0), apply, leave)
             found = tf.concat([done, norm[None], rest[-self._sums_size :]], axis=0)
             found = tf.cast(tf.where(finite, found, tf.zeros_like(found)), tf.float64)
             after = k + tf.where(finite, 1, count + 1)  # past the end: the loop is over
-            return after, total + found, tf.maximum(peak, found[1:3])
+            return after, total + found, tf.maximum(peak, found[2:4])
 
-        first = (tf.constant(0), tf.zeros(3 + self._sums_size, tf.float64), tf.zeros(2, tf.float64))
+        first = (tf.constant(0), tf.zeros(4 + self._sums_size, tf.float64), tf.zeros(2, tf.float64))
         k, total, peak = tf.while_loop(lambda k, total, peak: k < count, step, first, parallel_iterations=1)
         k = tf.where(k > count, k - count - 1, k)
-        return tf.concat([tf.cast(k, tf.float64)[None], total[:3], peak, total[3:]], axis=0)
+        return tf.concat([tf.cast(k, tf.float64)[None], peak, total], axis=0)
 
     def _mean(self, reduced: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         """The gradient that the optimizer is given, and what stands behind it in the vector."""
@@ -274,6 +281,15 @@ class Step:
             tf.cast(statistics.sums(columns, targets, weights), self._real) for statistics in self._model.statistics
         ]
 
+    def _followed(self, columns: Any, targets: Any, outputs: Any, weights: Tensor, scored: Tensor) -> list[Tensor]:
+        """The same in a step, where some follow what the model said of the rows that are scored."""
+        return [
+            tf.cast(statistics.follow(columns, targets, outputs, weights * scored), self._real)
+            if hasattr(statistics, "follow")
+            else tf.cast(statistics.sums(columns, targets, weights), self._real)
+            for statistics in self._model.statistics
+        ]
+
     def _reduce(
         self, packs: tuple[Tensor, ...], labels: Tensor, weights: Tensor, scored: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
@@ -317,16 +333,16 @@ class Step:
                 for state, value in zip(self._batch_norm_state, before, strict=True):
                     state.assign(value)  # until the ranks' mean is known
         score = self._score(outputs, targets, losses, weights, scored) if apart is None else apart
-        statistics = self._statistics(columns, targets, weights)
+        statistics = self._followed(columns, targets, outputs, weights, scored)
         vector = tf.concat([*flat, *moved, *statistics, weight[None], objective[None], score], axis=0)
         if model.reduction == "mean" or not model.keras.losses:  # else a regularizer counts without rows too
             # Without rows the model has run on made-up ones, and what it cannot take is no number even at weight 0.
             vector = tf.where(weight > 0, vector, tf.zeros_like(vector))
         return vector
 
-    def _apply(self, gradient: Tensor, rest: Tensor) -> Tensor:
-        """The optimizer's step, and the running statistics', from the reduced vector, on every rank alike; gives the
-        norm of what the weights were moved by."""
+    def _apply(self, gradient: Tensor, rest: Tensor, measured: Tensor) -> Tensor:
+        """The optimizer's step, and the running statistics', from the reduced vector, on every rank alike; gives, if
+        that is to be measured, the norm of what the weights were moved by. It costs as much as copying them."""
         model = self._model
         used, gradients = [], []
         sizes, others = self._sections[: len(self._trainable)], self._sections[len(self._trainable) :]
@@ -334,20 +350,21 @@ class Step:
             if is_used:
                 used.append(variable)
                 gradients.append(tf.cast(tf.reshape(part, variable.shape), variable.dtype))
-        before = [tf.identity(variable.value) for variable in used]
-        with tf.control_dependencies(before):
+
+        def weights() -> Tensor:
+            return tf.concat([self._flat(variable.value) for variable in used], axis=0)
+
+        before = tf.cond(measured, weights, lambda: tf.zeros(0, self._real))
+        with tf.control_dependencies([before]):
             model.optimizer.apply(gradients, used)
-        moved = [
-            tf.cast(tf.nn.l2_loss(variable.value - value), self._real)
-            for variable, value in zip(used, before, strict=True)
-        ]
+        moved = tf.cond(measured, lambda: tf.nn.l2_loss(weights() - before), lambda: tf.zeros((), self._real))
         parts = tf.split(rest, others)
         weight = parts[-2][0]
         for part, state in zip(parts, self._batch_norm_state, strict=False):
             state.assign(tf.cast(tf.reshape(part / weight, state.shape), state.dtype))
         for part, statistics in zip(parts[len(self._batch_norm_state) :], model.statistics, strict=False):
             statistics.absorb(part, afresh=False)
-        return tf.sqrt(2 * tf.add_n(moved))
+        return tf.sqrt(2 * moved)
 
     def _flat(self, tensor: Any) -> Tensor:
         return tf.cast(tf.reshape(tf.convert_to_tensor(tensor), [-1]), self._real)  # IndexedSlices become dense
@@ -375,7 +392,7 @@ class Step:
         return tf.cond(tf.reduce_any(scored > 0), passed, lambda: tf.zeros(self.scores.size, self._real))
 
 
-_HEAD_SIZE = 6  # of what `Step.take` gets, before objective and scores
+_HEAD_SIZE = 7  # of what `Step.take` gets, before objective and scores
 
 
 def _tensors(arrays: Arrays) -> Arrays:

@@ -95,10 +95,10 @@ def test_labels_that_wait_come_late_or_never_are_told() -> None:
 def test_norms_are_those_of_the_last_round_that_took_steps() -> None:
     job = JobReport(job="norms", labels=[LABEL], clock=FakeClock())
     assert job.summary()["norms"] == {"gradient": {}, "update": {}}
-    norms = Norms(steps=4, gradient_sum=8.0, gradient_max=5.0, update_sum=0.4, update_max=0.2)
+    norms = Norms(steps=4, gradient_sum=8.0, gradient_max=5.0, updates=2, update_sum=0.2, update_max=0.15)
     job.on_round(replace(report(0), norms=norms))
     job.on_round(report(1))  # one without steps of its own says nothing
-    assert job.summary()["norms"] == {"gradient": {"mean": 2.0, "max": 5.0}, "update": {"mean": 0.1, "max": 0.2}}
+    assert job.summary()["norms"] == {"gradient": {"mean": 2.0, "max": 5.0}, "update": {"mean": 0.1, "max": 0.15}}
     assert metric("streamtrain_gradient_norm", job="norms", stat="max") == 5.0
     assert metric("streamtrain_update_norm", job="norms", stat="mean") == 0.1
 

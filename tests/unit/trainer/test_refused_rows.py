@@ -287,11 +287,11 @@ def test_norms_are_of_the_mean_gradient_and_of_what_moved(strategy: Any) -> None
     gradient = 2 * np.concatenate([x, np.ones((32, 1))], axis=1) * ((x @ before[:2] + before[2]) - y)[:, None]
     report = case.learn({"x": x}, y, batch_size=32)
     moved = np.concatenate([w.ravel() for w in case.weights()]) - before
-    assert report.norms.steps == 1
+    assert (report.norms.steps, report.norms.updates) == (1, 1)
     assert report.norms.gradient_max == pytest.approx(float(np.linalg.norm(gradient.mean(axis=0))), rel=1e-4)
     assert report.norms.update_sum == pytest.approx(float(np.linalg.norm(moved)), rel=1e-4)
     report = case.learn({"x": x}, y, batch_size=8)
-    assert report.norms.steps == 4
+    assert (report.norms.steps, report.norms.updates) == (4, 1)
     assert report.norms.gradient_sum <= 4 * report.norms.gradient_max
 
 
