@@ -139,6 +139,7 @@ class Retraining:
                 await self._catch_up(controller, run, post)
                 if await self._take_over(controller, run, post):
                     return True
+                await self._clock.sleep(RETRY_S)  # the job learns meanwhile
         return False
 
     async def _learn(self, controller: Controller, run: asyncio.Task[None], post: Post) -> None:
@@ -237,7 +238,7 @@ class Retraining:
             head = await self._manifests.claim(self._job.name, epoch=self._lease.epoch)
             self._end = await self._gap_end(controller, last=True, head=head)
             post.move(self._end)
-            await self._until(run, lambda: controller.at_end or bool(controller.status().failures), limit_s=HOLD_S)
+            await self._until(run, lambda: controller.at_end or _failed(controller), limit_s=HOLD_S)
             newest = controller.head
             if not controller.at_end or newest is None or running.status().phase is not Phase.PAUSED:
                 return False
@@ -270,3 +271,9 @@ class Retraining:
             pace=self._pace,
             reason=self._reason,
         )
+
+
+def _failed(controller: Controller) -> bool:
+    """Whether the generation is lost that was learning."""
+    status = controller.status()
+    return status.gave_up or status.phase in (Phase.BACKOFF, Phase.FORMING)

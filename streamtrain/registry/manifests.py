@@ -57,7 +57,7 @@ class Entry:
     @classmethod
     def of_stored(cls, document: Mapping[str, Any]) -> Entry:
         names = tuple(str(ref["name"]) for ref in document["artifacts"].values())
-        return cls(document["_id"], document["parent"], document["epoch"], names, document["lineage"])
+        return cls(document["_id"], document["parent"], document["epoch"], names, document.get("lineage", ""))
 
 
 def chain(entries: Sequence[Entry], *, head: str | None, keep: int) -> list[Entry]:

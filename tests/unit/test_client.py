@@ -58,10 +58,20 @@ def daemon() -> Iterator[Answering]:
 
 def test_the_token_is_shown_and_any_job_name_is_asked_for_as_it_is(daemon: Answering) -> None:
     daemon.client.status()
-    daemon.client.retrain("a job?/x", start="scratch")
+    daemon.client.retrain("a job?/x", {"from": "scratch"})
+    daemon.client.pause("j")
+    daemon.client.resume("j")
+    daemon.client.retrains("j")
+    daemon.client.cancel_retrain("j", "l/1")
+    daemon.client.promote_retrain("j", "l")
     assert daemon.asked == [
         ("GET", "/v1/status", "Bearer t0ken"),
         ("POST", "/v1/jobs/a%20job%3F%2Fx/retrain", "Bearer t0ken"),
+        ("POST", "/v1/jobs/j/pause", "Bearer t0ken"),
+        ("POST", "/v1/jobs/j/resume", "Bearer t0ken"),
+        ("GET", "/v1/jobs/j/retrain", "Bearer t0ken"),
+        ("POST", "/v1/jobs/j/retrain/l%2F1/cancel", "Bearer t0ken"),
+        ("POST", "/v1/jobs/j/retrain/l/promote", "Bearer t0ken"),
     ]
 
 

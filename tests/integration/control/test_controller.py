@@ -13,10 +13,9 @@ import pytest
 
 from streamtrain.control import checkpoint
 from streamtrain.control.machine import Phase
-from streamtrain.errors import AuthenticationError, FencedError, MongoError, StreamtrainError
+from streamtrain.errors import AuthenticationError, DependencyError, FencedError, MongoError, StreamtrainError
 from streamtrain.types import Manifest, RetentionState
-from tests.fakes.control import FakeOffsets, fake_job, ledger
-from tests.fakes.job import PARTITIONS, Setup, until
+from tests.fakes.job import Setup, until
 
 
 @pytest.fixture
@@ -163,107 +162,6 @@ async def test_a_paused_job_gives_its_workers_back_and_resumes_where_it_was(setu
     setup.assert_learned_once()
 
 
-@pytest.mark.parametrize("from_scratch", [True, False])
-async def test_a_retrain_learns_the_window_again_in_a_new_lineage(setup: Setup, from_scratch: bool) -> None:
-    setup.offsets.publish(400)
-    async with setup.running() as controller:
-        await until(lambda: controller.status().rows_learned == 400)
-        before = controller.status().lineage
-        reported = len(setup.reports)
-        lineage = controller.retrain(from_scratch=from_scratch)
-        assert lineage != before
-        setup.offsets.publish(100)
-        await until(lambda: controller.status().lineage == lineage and controller.status().rows_learned == 500)
-        retrain = controller.status().retrain
-        assert retrain is not None
-        assert (retrain.lineage, retrain.from_scratch, retrain.done) == (lineage, from_scratch, 1.0)
-        again = [report for report in setup.reports[reported:] if report.round >= 0 and not report.scores]
-        assert sum(report.counts.learned for report in again) == 400
-    assert setup.head.lineage == lineage
-    assert setup.head.retrain_until is None
-    if from_scratch:
-        setup.assert_learned_once()
-    else:
-        assert (
-            sum(end - begin for ranges in ledger(setup.head, setup.artifacts).values() for begin, end in ranges) == 900
-        )
-
-
-async def test_a_retrain_survives_the_death_of_its_workers_and_of_the_daemon(setup: Setup) -> None:
-    setup.offsets.publish(300)
-    async with setup.running() as controller:
-        await until(lambda: controller.status().rows_learned == 300)
-        setup.launcher.behaviours = {(2, 0): "kill@1", **{(g, i): "slow" for g in (3, 4) for i in (0, 1)}}
-        lineage = controller.retrain(from_scratch=True)
-        await until(lambda: bool(setup.manifests.committed) and setup.head.lineage == lineage)
-        assert setup.head.retrain_until is not None
-    setup.launcher.behaviours = {}
-    async with setup.running() as controller:
-        await until(lambda: controller.status().rows_learned == 300)
-        retrain = controller.status().retrain
-        assert retrain is None or retrain.done == 1.0
-    setup.assert_learned_once()
-
-
-async def test_a_retrain_that_is_paused_before_it_began_begins_with_the_resume(setup: Setup) -> None:
-    setup.offsets.publish(60)
-    async with setup.running() as controller:
-        await until(lambda: bool(setup.manifests.committed))
-        lineage = controller.retrain(from_scratch=True)
-        controller.pause()
-        await until(lambda: controller.status().phase is Phase.PAUSED)
-        assert setup.head.lineage != lineage
-        controller.resume()
-        await until(lambda: setup.head.lineage == lineage and controller.status().retrain is not None)
-        await until(lambda: controller.status().rows_learned == 60)
-    setup.assert_learned_once()
-
-
-async def test_a_retrain_goes_on_where_records_were_lost(setup: Setup) -> None:
-    setup.offsets.publish(100)
-    async with setup.running() as controller:
-        await until(lambda: controller.status().rows_learned == 100)
-    setup.offsets.publish(100)
-    setup.offsets.begins = [40] * PARTITIONS
-    async with setup.running() as controller:
-        await until(lambda: controller.status().phase is Phase.PAUSED)
-        assert "removed records that job fake had not learned" in controller.status().reason
-        assert "streamtrain retrain fake" in controller.status().hint
-        controller.retrain(from_scratch=False)
-        await until(lambda: controller.status().rows_learned == 40)
-        assert controller.status().phase is not Phase.PAUSED
-
-
-async def test_a_source_with_another_name_is_not_taken_for_the_one_that_was_learned_from(setup: Setup) -> None:
-    """Its offsets mean other records: going on from them would leave its first ones out."""
-    setup.offsets.publish(60)
-    async with setup.running() as controller:
-        await until(lambda: controller.status().rows_learned == 60)
-    setup.offsets = FakeOffsets(PARTITIONS, topic="t.renamed.0")
-    setup.offsets.publish(100)
-    async with setup.running() as controller:
-        await until(lambda: controller.status().phase is Phase.PAUSED)
-        assert "t.s.0 with 4 partitions; its source now writes t.renamed.0" in controller.status().reason
-        controller.retrain(from_scratch=True)
-        await until(lambda: controller.status().rows_learned == 100)
-    setup.assert_learned_once()
-    assert setup.head.topic == "t.renamed.0"
-    assert setup.head.scores["y"].rows > 0
-
-
-async def test_another_schema_pauses_the_job_until_it_is_learned_anew(setup: Setup) -> None:
-    setup.offsets.publish(20)
-    async with setup.running() as controller:
-        await until(lambda: controller.status().rows_learned == 20)
-    setup.job = fake_job(features=[{"field": "z", "dtype": "float32"}])
-    async with setup.running() as controller:
-        await until(lambda: controller.status().phase is Phase.PAUSED)
-        assert "features or labels" in controller.status().reason
-        controller.retrain(from_scratch=True)
-        await until(lambda: controller.status().rows_learned == 20)
-    setup.assert_learned_once()
-
-
 async def test_a_daemon_that_was_taken_over_stops_without_committing(setup: Setup) -> None:
     setup.offsets.publish(20)
     controller = setup.controller()
@@ -377,18 +275,48 @@ async def test_a_halt_ends_the_workers_at_once(setup: Setup) -> None:
     await asyncio.wait_for(run, 10)
     assert not any(psutil.pid_exists(process.pid) for process in setup.launcher.launched)
     with pytest.raises(StreamtrainError, match="stopped"):
-        controller.retrain(from_scratch=True)
+        controller.pause()
 
 
 async def test_a_drain_with_a_frozen_worker_still_ends_and_says_so(setup: Setup) -> None:
     setup.launcher.behaviours = {(1, 1): "freeze@0"}
     setup.offsets.publish(10)
-    async with setup.running() as controller:
-        await until(lambda: len(setup.launcher.launched) == 2)
-        frozen = psutil.Process(setup.launcher.launched[1].pid)
-        await until(lambda: frozen.status() == psutil.STATUS_STOPPED)
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await until(lambda: len(setup.launcher.launched) == 2)
+    frozen = psutil.Process(setup.launcher.launched[1].pid)
+    await until(lambda: frozen.status() == psutil.STATUS_STOPPED)
+    controller.drain()
+    with pytest.raises(DependencyError, match=r"could not be saved: .*no progress"):
+        await asyncio.wait_for(run, 30)
     assert controller.status().phase is Phase.STOPPED
     assert "no progress" in controller.status().reason
+
+
+async def test_a_drain_whose_save_cannot_be_committed_says_so(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "COMMIT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(checkpoint, "COMMIT_RETRY_S", 0.05)
+    setup.offsets.publish(10)
+    setup.manifests.failing = 1000
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await until(lambda: controller.status().rows_learned == 10)
+    controller.drain()
+    with pytest.raises(DependencyError, match="what it learned last could not be saved: told to fail"):
+        await asyncio.wait_for(run, 30)
+
+
+async def test_a_drain_without_the_lease_says_that_nothing_was_saved(setup: Setup) -> None:
+    setup.offsets.publish(10)
+    controller = setup.controller()
+    run = asyncio.create_task(controller.run())
+    await until(lambda: controller.status().phase is Phase.TRAINING)
+    setup.lease.is_held = False
+    await until(lambda: controller.status().rows_learned == 10)
+    controller.drain()
+    with pytest.raises(DependencyError, match="the lease could not be renewed"):
+        await asyncio.wait_for(run, 30)
+    assert setup.manifests.committed == []
 
 
 async def test_a_drain_while_forming_ends_the_workers(setup: Setup) -> None:

@@ -72,13 +72,13 @@ def test_a_fatal_failure_pauses_and_is_not_tried_again(phase: Phase) -> None:
     paused, actions = transition(State(phase, failures=3), Event.FATAL)
     assert paused == State(Phase.PAUSED)
     assert actions == (Action.KILL, Action.REVERT)
-    for event in set(Event) - {Event.RESUME, Event.RETRAIN, Event.DRAIN, Event.HALT}:
+    for event in set(Event) - {Event.RESUME, Event.DRAIN, Event.HALT}:
         assert transition(paused, event)[0].phase is Phase.PAUSED
 
 
 def test_only_a_manifest_or_the_operator_forgets_failures() -> None:
     for state in (State(phase, failures=4) for phase in Phase):
-        for event in set(Event) - {Event.SAVED, Event.RESUME, Event.RETRAIN, Event.FATAL, Event.FAILED}:
+        for event in set(Event) - {Event.SAVED, Event.RESUME, Event.FATAL, Event.FAILED}:
             assert transition(state, event)[0].failures == 4
 
 
@@ -93,12 +93,20 @@ def test_the_last_word_of_the_operator_counts() -> None:
     state = State(Phase.TRAINING)
     for event, goal in (
         (Event.PAUSE, Goal.PAUSE),
-        (Event.RETRAIN, Goal.RUN),
+        (Event.RESUME, Goal.RUN),
         (Event.PAUSE, Goal.PAUSE),
         (Event.RESUME, Goal.RUN),
     ):
         state, _ = transition(state, event)
         assert (state.phase, state.goal) == (Phase.STOPPING, goal)
+
+
+def test_a_lineage_that_has_learned_its_range_saves_and_rests() -> None:
+    state, actions = transition(State(Phase.TRAINING), Event.ENDED)
+    assert (state, actions) == (State(Phase.STOPPING, Goal.PAUSE), (Action.SAVE,))
+    for event in (Event.SAVED, Event.GROUP_STOPPED):
+        state, _ = transition(state, event)
+    assert state == State(Phase.PAUSED)
 
 
 def test_a_group_is_never_left_without_kill_or_stop() -> None:
@@ -135,13 +143,14 @@ class Job(RuleBasedStateMachine):
     def start(self) -> None:
         self.send(Event.START)
 
-    @rule(event=st.sampled_from([Event.PAUSE, Event.RESUME, Event.RETRAIN, Event.DRAIN, Event.HALT]))
+    @rule(event=st.sampled_from([Event.PAUSE, Event.RESUME, Event.DRAIN, Event.HALT]))
     def command(self, event: Event) -> None:
         self.send(event)
 
     @precondition(lambda self: self.activity is not None)
-    @rule()
-    def succeed(self) -> None:
+    @rule(ended=st.booleans())
+    def succeed(self, ended: bool) -> None:
+        """ended: of training, whether the lineage has learned its range."""
         activity, self.activity = self.activity, None
         assert activity is not None
         if activity is Action.STOP:
@@ -149,7 +158,7 @@ class Job(RuleBasedStateMachine):
         self.send(
             {
                 Action.FORM: Event.FORMED,
-                Action.TRAIN: Event.CHECKPOINT_DUE,
+                Action.TRAIN: Event.ENDED if ended else Event.CHECKPOINT_DUE,
                 Action.SAVE: Event.SAVED,
                 Action.STOP: Event.GROUP_STOPPED,
                 Action.WAIT: Event.BACKOFF_OVER,

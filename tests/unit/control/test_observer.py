@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from structlog.testing import capture_logs
 
 from streamtrain.clock import FakeClock
+from streamtrain.control.course import JobCourse
 from streamtrain.control.observer import LATENESS_S, OBSERVE_S, WINDOW_S, Observer
 from streamtrain.errors import KafkaError
 from streamtrain.types import Frontier, Learned, Retention, RetentionState
-from tests.fakes.control import FakeOffsets, fake_job
+from tests.fakes.control import FakeManifests, FakeOffsets, fake_job
 
 
 class Topic(FakeOffsets):
@@ -33,7 +34,9 @@ class Topic(FakeOffsets):
 
 @asynccontextmanager
 async def observing(topic: Topic, clock: FakeClock) -> AsyncIterator[Observer]:
-    observer = Observer(job=fake_job(), offsets=topic, clock=clock)
+    job = fake_job()
+    course = JobCourse(job=job, offsets=topic, manifests=FakeManifests(), lineage="l")
+    observer = Observer(job=job.name, course=course, offsets=topic, clock=clock)
     observer.begin([Learned(0, 0)] * 2, (0, 0))
     task = asyncio.create_task(observer.run())
     await settle()

@@ -10,7 +10,8 @@ import pytest
 from streamtrain.cli import status_text
 from streamtrain.clock import FakeClock
 from streamtrain.control.machine import Phase
-from streamtrain.control.status import CheckpointStatus, JobStatus, RetrainStatus
+from streamtrain.control.retrain_status import RetrainStatus
+from streamtrain.control.status import CheckpointStatus, JobStatus
 from streamtrain.daemon import overview
 from streamtrain.daemon.overview import CONTROLLER_TICK_DEADLINE_S, LOOP_TICK_DEADLINE_S, JobView, Process
 from streamtrain.observe.report import JobReport
@@ -38,7 +39,6 @@ TRAINING = JobStatus(
     backlog=4,
     oldest_untrained_s=0.5,
     retention=None,
-    retrain=None,
     checkpoint=CheckpointStatus(id="price/l1/3", sequence=3, created_ms=NOW_MS - 2000, rounds=4, rows_learned=800),
     failures=0,
     last_error="",
@@ -111,12 +111,37 @@ def test_a_person_reads_the_same_as_a_program() -> None:
             timings={},
         )
     )
-    retrain = RetrainStatus(lineage="l1", from_scratch=True, done=0.25)
-    jobs = view(TRAINING, retrain=retrain, phase=Phase.PAUSED, reason="for a test")
-    jobs["price"] = replace(jobs["price"], report=job_report.summary())
+    retrain = RetrainStatus(
+        lineage="l2",
+        state="learning",
+        reason="",
+        hint="",
+        base=None,
+        hyper={"width": 8},
+        promote=False,
+        since_ms=None,
+        until_ms=None,
+        created_ms=NOW_MS,
+        records=4000,
+        done=1000,
+        records_per_s=10.0,
+        eta_s=300.0,
+        phase="training",
+        scores={"y": Scores(rows=90, weight=90.0, loss=90.0)},
+    )
+    ready = replace(retrain, lineage="l3", state="ready", base="price/l1/2", hyper={}, done=4000, eta_s=None, scores={})
+    jobs = view(TRAINING, phase=Phase.PAUSED, reason="for a test", hyper={"units": [4, 2]})
+    jobs["price"] = replace(
+        jobs["price"],
+        report=job_report.summary(),
+        retrains=(retrain, ready),
+        labels={"y": Label("y", DType.FLOAT32, Task.REGRESSION)},
+    )
     document = overview.document(WELL, {"orders": STREAMING}, jobs, now_ms=NOW_MS)
     assert document["jobs"]["price"]["checkpoint"]["age_s"] == 2.0
-    assert document["jobs"]["price"]["retrain"] == {"from": "scratch", "lineage": "l1", "progress": 0.25}
+    first, second = document["jobs"]["price"]["retrains"]
+    assert (first["from"], first["lineage"], first["progress"], first["eta_s"]) == ("scratch", "l2", 0.25, 300.0)
+    assert (second["from"], second["state"], second["progress"]) == ("price/l1/2", "ready", 1.0)
     shown = status_text.render(document)
     for line in (
         "pid 7, up 60 s, holds the lease, epoch 3",
@@ -127,6 +152,9 @@ def test_a_person_reads_the_same_as_a_program() -> None:
         "loss 2, mae 1 over the last 900 scored rows",
         "dead letters: missing 2",
         "newest manifest price/l1/3, 2 s old",
-        "retraining from scratch: 25% of the window",
+        "hyper-parameters of this lineage: units=[4, 2]",
+        "retrain l2 from scratch: learning, 25% of 4,000 records, about 5 min 0 s left, with width=8",
+        "y: loss 1 over its own 90 rows",
+        "retrain l3 from price/l1/2: ready, 4,000 records learned",
     ):
         assert line in shown

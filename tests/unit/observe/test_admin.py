@@ -12,10 +12,11 @@ import httpx
 import pytest
 
 from streamtrain import metrics
-from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError
+from streamtrain.errors import DependencyError, PortInUseError, StreamtrainError, UsageError
 from streamtrain.masking import Mask
 from streamtrain.observe import connection
-from streamtrain.observe.admin import MAX_BODY_BYTES, MAX_CONNECTIONS, Admin, RetrainFrom, bind
+from streamtrain.observe.admin import MAX_BODY_BYTES, MAX_CONNECTIONS, Admin, bind
+from streamtrain.observe.retrain_request import RetrainRequest
 
 TOKEN = "s3cret-token"
 SECRET = "hunter2"
@@ -26,7 +27,8 @@ class FakeSubject:
     def __init__(self) -> None:
         self.unready: dict[str, str] = {}
         self.overdue: dict[str, str] = {}
-        self.asked: list[tuple[str, str]] = []
+        self.asked: list[tuple[str, ...]] = []
+        self.wishes: list[RetrainRequest] = []
         self.refusal: StreamtrainError | None = None
         self.broken = False
         self.phase = "training"
@@ -45,11 +47,30 @@ class FakeSubject:
     def stuck(self) -> Mapping[str, str]:
         return self.overdue
 
-    async def retrain(self, job: str, *, start: RetrainFrom) -> Mapping[str, Any]:
+    async def pause(self, job: str) -> None:
+        self.ask("pause", job)
+
+    async def resume(self, job: str) -> None:
+        self.ask("resume", job)
+
+    def retrains(self, job: str) -> Sequence[Mapping[str, Any]]:
+        return [{"lineage": f"of {job}", "reason": SECRET}]
+
+    async def retrain(self, job: str, *, asked: RetrainRequest) -> Mapping[str, Any]:
+        self.ask(job, asked.start)
+        self.wishes.append(asked)
+        return {"job": job, "from": asked.start}
+
+    async def cancel_retrain(self, job: str, lineage: str) -> None:
+        self.ask(f"cancel {job}", lineage)
+
+    async def promote_retrain(self, job: str, lineage: str) -> None:
+        self.ask(f"promote {job}", lineage)
+
+    def ask(self, *words: str) -> None:
         if self.refusal:
             raise self.refusal
-        self.asked.append((job, start))
-        return {"job": job, "from": start}
+        self.asked.append(words)
 
 
 @asynccontextmanager
@@ -114,10 +135,50 @@ async def test_a_retrain_is_accepted_and_passed_on() -> None:
     assert subject.asked == [("delay", "scratch"), ("delay", "weights")]
 
 
+async def test_all_that_a_retrain_may_be_told_is_passed_on() -> None:
+    subject = FakeSubject()
+    body = {"from": "delay/l/3", "since": "6h", "until": "2026-12-01T06:00:00Z", "hyper": {"a.b": [1, 2.5, "x"]}}
+    async with serving(subject) as client:
+        answer = await client.post("/v1/jobs/delay/retrain", json={**body, "workers": 2, "promote": True})
+        assert answer.status_code == 202
+    (wish,) = subject.wishes
+    assert (wish.since_ms(1_000_000.0), wish.until_ms(1_000_000.0)) == (978_400_000, 1_796_104_800_000)
+    assert (wish.hyper, wish.workers, wish.promote) == ({"a.b": [1, 2.5, "x"]}, 2, True)
+
+
+@pytest.mark.parametrize("path", ["pause", "resume", "retrain/l1/cancel", "retrain/l1/promote"])
+async def test_what_changes_a_job_needs_the_token_and_nothing_more(path: str) -> None:
+    subject = FakeSubject()
+    url = f"/v1/jobs/delay/{path}"
+    async with serving(subject, token=TOKEN) as client:
+        assert (await client.post(url, json={})).status_code == 401
+        assert (await client.post(url, json={"a": 1}, headers=AUTHORISED)).status_code == 422
+        assert (await client.post(url.replace("delay", "other"), json={}, headers=AUTHORISED)).status_code == 404
+        assert subject.asked == []
+        assert (await client.post(url, json={}, headers=AUTHORISED)).status_code == 202
+        subject.refusal = UsageError("there is no such lineage")
+        assert (await client.post(url, json={}, headers=AUTHORISED)).status_code == 422
+    assert len(subject.asked) == 1
+
+
+async def test_retrains_are_listed_without_secrets() -> None:
+    async with serving(FakeSubject()) as client:
+        answer = await client.get("/v1/jobs/delay/retrain")
+        assert answer.json() == {"job": "delay", "retrains": [{"lineage": "of delay", "reason": "********"}]}
+        assert (await client.get("/v1/jobs/other/retrain")).status_code == 404
+
+
 @pytest.mark.parametrize(
     ("job", "content", "content_type", "status"),
     [
-        ("delay", b'{"from": "nothing"}', "application/json", 422),
+        ("delay", b'{"from": 3}', "application/json", 422),
+        ("delay", b'{"since": "yesterday"}', "application/json", 422),
+        ("delay", b'{"since": 6}', "application/json", 422),
+        ("delay", b'{"hyper": {"rate": NaN}}', "application/json", 422),
+        ("delay", b'{"hyper": {"rate": 9223372036854775808}}', "application/json", 422),
+        ("delay", b'{"hyper": [1]}', "application/json", 422),
+        ("delay", b'{"workers": 0}', "application/json", 422),
+        ("delay", b'{"promote": "no"}', "application/json", 422),
         ("delay", b'{"form": "scratch"}', "application/json", 422),
         ("delay", b"[]", "application/json", 422),
         ("delay", b"{", "application/json", 400),
