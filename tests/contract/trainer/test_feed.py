@@ -100,6 +100,7 @@ def feeding(
     job: config.Job = JOB,
     forget_through: Mapping[int, int] = MappingProxyType({}),
     waiting: Mapping[int, Waiting] | None = None,
+    expelled: Mapping[int, Sequence[int]] = MappingProxyType({}),
 ) -> Iterator[Feed]:
     feed = Feed(
         job=job,
@@ -115,6 +116,7 @@ def feeding(
         on_progress=Progress() if progress is None else progress,
         forget_through=forget_through,
         waiting=waiting,
+        expelled=expelled,
     )
     try:
         feed.start()
@@ -574,3 +576,30 @@ async def test_a_closed_feed_leaves_no_thread(kafka_config: config.Kafka) -> Non
     with feeding(kafka_config) as feed:
         feed.submit(rounds_to(kafka_config, ends, cuts=0)[0])
     assert {thread for thread in threading.enumerate() if thread not in before and thread.name == "feed"} == set()
+
+
+async def test_versions_that_were_expelled_are_not_replayed_nor_come_back_with_a_refill(
+    kafka_config: config.Kafka,
+) -> None:
+    ends = await write(
+        kafka_config, [[event(n, good(n)) for n in range(60)], [event(n, good(n)) for n in range(60, 90)]]
+    )
+    *earlier, last = rounds_to(kafka_config, ends, cuts=1, replay=1000)
+    with feeding(kafka_config) as feed:
+        (first,) = take(feed, earlier)
+        gone = {rows.partition: tuple(rows.offsets[::3].tolist()) for rows in first.rows if rows.offsets is not None}
+        for partition, offsets in gone.items():
+            feed.expel(partition, offsets)
+        feed.expel(0, (10**9,))  # one that is not there is no failure
+        (lived,) = take(feed, [last])
+    learned = [first.learned[number] for number in range(PARTITIONS)]
+    with feeding(kafka_config, learned=learned, expelled=gone) as feed:
+        (refilled,) = take(feed, [last])
+    for round_ in (lived, refilled):
+        for rows in round_.rows:
+            assert rows.offsets is not None
+            assert rows.replayed is not None
+            replayed = rows.offsets[rows.replayed].tolist()
+            seen = first.rows[rows.partition].offsets
+            assert seen is not None
+            assert sorted(replayed) == sorted({*seen.tolist()} - {*gone[rows.partition]})
