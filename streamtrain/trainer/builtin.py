@@ -3,7 +3,7 @@ Handles numbers, booleans, hashed categories, times and vectors as they come."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from streamtrain.errors import ModelError
 from streamtrain.trainer.moments import Moments, width_of
+from streamtrain.trainer.recent import Recent
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
 Tensor = Any
@@ -34,6 +35,8 @@ class Hyper:
     embedding: int = 8
     loss: str = "huber"
     memory: float = 20_000.0
+    waves: int = 128
+    recent: tuple[float, ...] = (32.0, 128.0, 512.0)
 
 
 def hyper_of(options: Mapping[str, Any]) -> Hyper:
@@ -46,6 +49,8 @@ def hyper_of(options: Mapping[str, Any]) -> Hyper:
     try:
         if "hidden" in values:
             values["hidden"] = tuple(int(units) for units in values["hidden"])
+        if "recent" in values:
+            values["recent"] = tuple(float(memory) for memory in values["recent"])
         hyper = Hyper(**values)
         positive = all(value > 0 for value in (*hyper.hidden, hyper.learning_rate, hyper.buckets, hyper.embedding))
         valid = positive and hyper.memory > 0
@@ -65,6 +70,7 @@ def build(schema: Schema, options: dict[str, Any]) -> keras.Model:
     for feature in schema.features:
         _check(feature)
     inputs = {feature.field: _input(feature) for feature in schema.features}
+    free = _Names(inputs)
     numeric = [feature for feature in schema.features if width_of(feature)]
     columns = [inputs[feature.field] for feature in numeric or schema.features[:1]]
     moments = [
@@ -73,47 +79,70 @@ def build(schema: Schema, options: dict[str, Any]) -> keras.Model:
             label=label.field,
             targets=_outputs(label),
             memory=hyper.memory,
-            name=_named("moments", place),
+            waves=0 if label.task is Task.REGRESSION else hyper.waves,
+            indicators=label.task is Task.CLASSIFICATION,
+            name=free(_named("moments", place)),
         )
         for place, label in enumerate(schema.labels)
     ]
     fits = [each(columns) for each in moments]
     categories: list[tuple[Any, int]] = []
-    deep = [Squash(name="squash")(fits[0][0])]
+    deep = [Squash(name=free("squash"))(fits[0][0])]
     for index, feature in enumerate(feature for feature in schema.features if feature.dtype is DType.STRING):
         place = inputs[feature.field]
         if feature.buckets is None:
-            place = keras.layers.Hashing(hyper.buckets, name=f"hash_{index}")(place)
+            place = keras.layers.Hashing(hyper.buckets, name=free(f"hash_{index}"))(place)
         categories.append((place, feature.buckets or hyper.buckets))
         deep.append(
-            keras.layers.Embedding(categories[-1][1], hyper.embedding, name=f"embedding_{index}")(categories[-1][0])
+            keras.layers.Embedding(categories[-1][1], hyper.embedding, name=free(f"embedding_{index}"))(
+                categories[-1][0]
+            )
         )
-    hidden = keras.layers.Concatenate(name="features")(deep) if len(deep) > 1 else deep[0]
+    hidden = keras.layers.Concatenate(name=free("features"))(deep) if len(deep) > 1 else deep[0]
     for index, units in enumerate(hyper.hidden):
-        hidden = keras.layers.Dense(units, "relu", name=f"hidden_{index}")(hidden)
+        hidden = keras.layers.Dense(units, "relu", name=free(f"hidden_{index}"))(hidden)
     predictions, losses = [], []
     for number, (label, own, (z, base, spread)) in enumerate(zip(schema.labels, moments, fits, strict=True)):
         outputs, regression = _outputs(label), label.task is Task.REGRESSION
         parts = [
-            keras.layers.Embedding(size, outputs, embeddings_initializer="zeros", name=_named(f"wide_{index}", number))(
-                place
-            )
+            keras.layers.Embedding(
+                size, outputs, embeddings_initializer="zeros", name=free(_named(f"wide_{index}", number))
+            )(place)
             for index, (place, size) in enumerate(categories)
         ]
-        parts.append(keras.layers.Dense(outputs, kernel_initializer="zeros", name=_named("deep", number))(hidden))
+        parts.append(keras.layers.Dense(outputs, kernel_initializer="zeros", name=free(_named("deep", number)))(hidden))
+        if own.fitted and not regression:
+            parts.append(Evidence(name=free(_named("evidence", number)))(base))
         if not own.fitted or not regression:
             linear = keras.layers.Dense(
-                outputs, kernel_initializer="zeros", use_bias=False, name=_named("linear", number)
+                outputs, kernel_initializer="zeros", use_bias=False, name=free(_named("linear", number))
             )
             parts.append(linear(z))
-        network = keras.layers.Add(name=_named("network", number))(parts) if len(parts) > 1 else parts[0]
-        residual = Residual(name=_named("prediction", number))
-        predictions.append(residual([base, network, spread]) if regression else network)
+        network = keras.layers.Add(name=free(_named("network", number)))(parts) if len(parts) > 1 else parts[0]
+        residual = Residual(name=free(_named("prediction", number)))
+        prediction = residual([base, network, spread]) if regression else network
+        if regression and own.fitted and hyper.recent:
+            prediction = Recent(
+                features=numeric, label=label.field, memories=hyper.recent, name=free(_named("recent", number))
+            )([*columns, prediction])
+        predictions.append(prediction)
         losses.append(_regression_loss(hyper, own, alone=len(moments) == 1) if regression else _cross_entropy(outputs))
     single = len(predictions) == 1
     model = keras.Model(inputs, predictions[0] if single else predictions, name="builtin")
     model.compile(optimizer=keras.optimizers.Adam(hyper.learning_rate), loss=losses[0] if single else losses)
     return model
+
+
+class _Names:
+    """Names of the model's own layers: an input has the name of its field, and no two may be alike."""
+
+    def __init__(self, fields: Collection[str]) -> None:
+        self._fields = fields
+
+    def __call__(self, name: str) -> str:
+        while name in self._fields:
+            name += "_"
+        return name
 
 
 def _named(name: str, label: int) -> str:
@@ -171,6 +200,22 @@ class Squash(keras.layers.Layer):  # type: ignore[misc]
 
     def call(self, z: Tensor) -> Tensor:
         return tf.asinh(z)
+
+
+@keras.saving.register_keras_serializable(package="streamtrain")
+class Evidence(keras.layers.Layer):  # type: ignore[misc]
+    """Fitted indicators of the classes -> logits."""
+
+    same_in_training = True
+
+    def build(self, input_shape: Any) -> None:
+        self.scale = self.add_weight(name="scale", shape=(), initializer=keras.initializers.Constant(5.0))
+        self.built = True
+
+    def call(self, base: Tensor) -> Tensor:
+        if base.shape[1] == 1:
+            return self.scale * (2 * base - 1)
+        return self.scale * base
 
 
 @keras.saving.register_keras_serializable(package="streamtrain")

@@ -14,7 +14,7 @@ from streamtrain.clock import Clock
 from streamtrain.errors import ModelError, RefusedRowError, ReplicasDifferError, TrainingError
 from streamtrain.trainer.batches import NO_STEP, Stack, stacks, step_of_rows, steps_of
 from streamtrain.trainer.holdout import Holdout
-from streamtrain.trainer.model import JobModel
+from streamtrain.trainer.model import PRIMING_PASSES, JobModel
 from streamtrain.trainer.refusals import Refusal, counted, expelled
 from streamtrain.trainer.replicas import fingerprint
 from streamtrain.trainer.round_index import RoundIndex
@@ -22,9 +22,6 @@ from streamtrain.trainer.rows import RoundRows, Rows
 from streamtrain.trainer.search import Search
 from streamtrain.trainer.step import Step, Taken
 from streamtrain.types import FRESHNESS_BUCKETS_MS, Norms, RoundReport
-
-PRIMING_PASSES = 3
-"""How often running statistics absorb the very first step before it is learned: mean, then spread, then residuals."""
 
 VERIFY_EVERY = 256
 """Rounds between two comparisons of the ranks' weights; they are compared before each save, too."""

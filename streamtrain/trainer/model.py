@@ -24,6 +24,10 @@ Tensor = Any
 Builder = Callable[[Schema, dict[str, Any]], keras.Model]
 
 DEFAULT_LEARNING_RATE = 1e-3
+PRIMING_PASSES = 7
+"""How often running statistics absorb the very first step before it is learned: where numbers are, how far apart, then
+again without wild values, until what is left of those no longer matters, and residuals."""
+
 _CHECK_ROWS = 2
 TF_DTYPES = {
     DType.FLOAT32: tf.float32,
@@ -50,6 +54,9 @@ class RunningStatistics(Protocol):
     of those vectors over all ranks. `primed` is false until the first rows were absorbed: before it learns the very
     first step, the loop lets it absorb that step's rows `PRIMING_PASSES` times, each time `afresh`. Rows of weight
     zero must leave no trace.
+
+    A layer that also has `follow(inputs, targets, outputs, weights)` is asked for that in a step instead of `sums`:
+    outputs are what the model says of these rows in training, weights are zero for rows that are not scored.
     """
 
     sums_size: int

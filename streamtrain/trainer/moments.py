@@ -10,8 +10,10 @@ from dataclasses import asdict
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from streamtrain.trainer.model import PRIMING_PASSES
 from streamtrain.types import DType, Feature
 
 Tensor = Any
@@ -29,6 +31,12 @@ _SETTLED_ROWS = 1000.0
 _RIDGE = 1e-3
 _RIDGE_ROWS = 8.0
 _MIN_SPREAD = 1e-6
+_WILD = 1000.0
+_SLOWEST, _FASTEST = 0.7, 2.0  # of waves, over all numbers together, per standard deviation
+_MAX_WAVE_Z = 5.0
+_WAVE_RIDGE = 0.5
+"""Waves can follow anything, and rows that are replayed look like more rows than there are: this holds them back,
+whatever the number of rows (Phishing's 1,250 rows: accuracy 0.88 with 0.01, 0.90 with 0.5)."""
 
 
 def width_of(feature: Feature) -> int:
@@ -79,22 +87,44 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
         label: str,
         targets: int,
         memory: float,
+        waves: int = 0,
+        indicators: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        self.features = tuple(_feature(f) for f in features)
+        self.features = tuple(feature_of(f) for f in features)
         self.label = label
         self.targets = targets
         self.memory = memory
+        self.indicators = indicators
         self.inputs_width = sum(width_of(feature) for feature in self.features)
         self.fitted = 0 < self.inputs_width <= MAX_FITTED_NUMBERS
-        size = self.inputs_width + targets
+        self.waves = waves if self.fitted else 0
+        self.fit_width = self.inputs_width + self.waves
+        size = self.fit_width + targets
         self.sums_size = 1 + size + (size * size if self.fitted else size) + 2 * targets
+        self.primings = self._state("primings", (), 0.0)
         self.weight = self._state("weight", (), 0.0)
         self.mean = self._state("mean", (size,), 0.0)
         self.square = self._state("square", (size, size) if self.fitted else (size,), 0.0)
-        self.slope = self._state("slope", (self.inputs_width, targets), 0.0)
+        self.slope = self._state("slope", (self.fit_width, targets), 0.0)
         self.spread = self._state("spread", (targets,), 1.0)
+        if self.waves:
+            self.direction, self.phase = self._drawn()
+
+    def _drawn(self) -> tuple[Any, Any]:
+        """Directions [D, F] and phases [F] of the waves: drawn once, the same for every model of this shape."""
+        rng = np.random.default_rng(self.inputs_width)
+        lengths = np.exp(rng.uniform(math.log(_SLOWEST), math.log(_FASTEST), self.waves)) / math.sqrt(self.inputs_width)
+        return rng.normal(size=(self.inputs_width, self.waves)) * lengths, rng.uniform(0, 2 * np.pi, self.waves)
+
+    def _design(self, values: Tensor) -> Tensor:
+        """What the fit sees of the numbers: themselves, and random waves of them when standardised."""
+        if not self.waves:
+            return values
+        z = tf.clip_by_value(self._standardised(values), -_MAX_WAVE_Z, _MAX_WAVE_Z)
+        angles = tf.linalg.matmul(z, tf.constant(self.direction, z.dtype)) + tf.constant(self.phase, z.dtype)
+        return tf.concat([values, tf.cos(angles)], axis=1)
 
     def _state(self, name: str, shape: tuple[int, ...], value: float) -> Any:
         return self.add_weight(
@@ -116,7 +146,13 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
 
     def _predict(self, values: Tensor) -> tuple[Tensor, Tensor]:
         z = self._standardised(values)
-        return z, self.mean[self.inputs_width :] + tf.linalg.matmul(z, tf.convert_to_tensor(self.slope))
+        design = self._design(values)
+        fitted = z
+        if self.waves:
+            width = self.fit_width
+            apart = (design - self.mean[:width]) / self._deviation()[:width]
+            fitted = tf.concat([z, apart[:, self.inputs_width :]], axis=1)
+        return z, self.mean[self.fit_width :] + tf.linalg.matmul(fitted, tf.convert_to_tensor(self.slope))
 
     def primed(self) -> bool:
         return bool(self.weight.numpy() > 0)
@@ -126,7 +162,7 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
         deviation = tf.sqrt(tf.maximum(diagonal, 0.0))
         # A number that never varied stays 0 when standardised, and one that then varies does not explode.
         floor = 1e-3 * tf.abs(self.mean) + _MIN_SPREAD
-        return tf.where(self.weight > 0, tf.maximum(deviation, floor), tf.ones_like(deviation))
+        return tf.where(self.primings > 1, tf.maximum(deviation, floor), tf.ones_like(deviation))
 
     def _standardised(self, values: Tensor) -> Tensor:
         width = self.inputs_width
@@ -143,12 +179,14 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
         weights = tf.cast(weights, dtype)
         x = numbers(self.features, [inputs[f.field] for f in self.features], tf.shape(weights)[0], dtype)
         y = self._targets(targets[self.label])
-        joined = tf.concat([x, y], axis=1)
+        joined = tf.concat([self._design(x), y], axis=1)
+        apart = joined - self.mean
         # A wild value must not take over the moments, but the first rows know little of what is wild.
         settled = 1.0 + _SETTLED_ROWS / tf.maximum(self.weight, 1.0)
         bound = tf.where(self.weight > 0, _MAX_Z * settled * self._deviation(), _FAR * tf.ones_like(self.mean))
-        apart = tf.clip_by_value(joined - self.mean, -bound, bound)
-        residual = tf.minimum(tf.abs(y - self._predict(x)[1]), bound[self.inputs_width :])
+        clipped = tf.clip_by_value(apart, -bound, bound)
+        apart = tf.cond(self.primings < PRIMING_PASSES, lambda: self._robust(joined, apart), lambda: clipped)
+        residual = tf.minimum(tf.abs(y - self._predict(x)[1]), bound[self.fit_width :])
         weighed = weights[:, None] * apart
         products = (
             tf.linalg.matmul(weighed, apart, transpose_a=True) if self.fitted else tf.reduce_sum(weighed * apart, 0)
@@ -164,6 +202,17 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
             axis=0,
         )
 
+    def _robust(self, joined: Tensor, apart: Tensor) -> Tensor:
+        """What the passes over the very first rows sum up: where the numbers are (as areas of hyperbolic sines), how
+        far they are from there (as logarithms), and then their deviations without those of wild values."""
+        magnitude = tf.math.log(tf.abs(apart) + 1e-6 * tf.abs(self.mean) + _MIN_SPREAD)
+        tame = tf.where(tf.abs(apart) > _WILD * self._deviation(), tf.zeros_like(apart), apart)
+        boundless = [True] * self.inputs_width + [False] * self.waves + [not self.indicators] * self.targets
+        tame = tf.where(tf.constant(boundless), tame, apart)
+        return tf.case(
+            [(self.primings < 1, lambda: tf.asinh(joined)), (self.primings < 2, lambda: magnitude)], lambda: tame
+        )
+
     def _targets(self, label: Tensor) -> Tensor:
         if self.targets == 1:
             return tf.clip_by_value(tf.cast(label, self.variable_dtype), -_FAR, _FAR)[:, None]
@@ -171,7 +220,7 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
 
     def absorb(self, reduced: Tensor, *, afresh: bool) -> None:
         """afresh: forget the spread and the fit so far, and keep only the mean, as what deviations were taken from."""
-        size = self.inputs_width + self.targets
+        size = self.fit_width + self.targets
         reduced = tf.cast(reduced, self.variable_dtype)
         products = size * size if self.fitted else size
         count, first, second, residual, rows = tf.split(reduced, [1, size, products, self.targets, self.targets])
@@ -181,26 +230,34 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
         shift = first / total
         crossed = tf.tensordot(shift, shift, 0) if self.fitted else tf.square(shift)
         square = (before * self.square + tf.reshape(second, self.square.shape)) / total - crossed
+        mean, weight = self.mean + shift, before + count[0]
         share = rows / tf.maximum(rows + tf.minimum(kept, self.memory), _MIN_SPREAD)
         spread = (1 - share) * self.spread + share * residual / tf.maximum(rows, _MIN_SPREAD)
-        self.mean.assign(self.mean + shift)
+        if afresh:
+            done = tf.convert_to_tensor(self.primings)
+            far = tf.exp(2 * shift)
+            far = tf.linalg.diag(far) if self.fitted else far
+            square = tf.where(done < 1, self.square, tf.where(done < 2, far, square))
+            mean = tf.where(done < 1, tf.sinh(shift), tf.where(done < 2, self.mean, mean))
+            weight = tf.where(done < 2, tf.zeros_like(weight), weight)
+            self.primings.assign_add(tf.cast(count[0] > 0, self.primings.dtype))
+        self.mean.assign(mean)
         self.square.assign(square)
-        self.weight.assign(before + count[0])
+        self.weight.assign(weight)
         self.spread.assign(tf.maximum(spread, _MIN_SPREAD))
         if self.fitted:
             self.slope.assign(self._solved())
 
     def _solved(self) -> Tensor:
         """Ridge regression on standardised numbers: slopes [D, T], more cautious while few rows were seen."""
-        width = self.inputs_width
+        width = self.fit_width
         deviation = self._deviation()[:width]
         square = tf.cast(self.square, tf.float64)
         scale = tf.cast(deviation, tf.float64)
         correlation = square[:width, :width] / (scale[:, None] * scale[None, :])
         ridge = _RIDGE + _RIDGE_ROWS / tf.cast(tf.maximum(self.weight, 1.0), tf.float64)
-        slopes = tf.linalg.solve(
-            correlation + ridge * tf.eye(width, dtype=tf.float64), square[:width, width:] / scale[:, None]
-        )
+        rough = tf.constant([0.0] * self.inputs_width + [_WAVE_RIDGE] * self.waves, tf.float64)
+        slopes = tf.linalg.solve(correlation + tf.linalg.diag(ridge + rough), square[:width, width:] / scale[:, None])
         return tf.cast(slopes, self.variable_dtype)
 
     def get_config(self) -> dict[str, Any]:
@@ -210,8 +267,10 @@ class Moments(keras.layers.Layer):  # type: ignore[misc]
             "label": self.label,
             "targets": self.targets,
             "memory": self.memory,
+            "waves": self.waves,
+            "indicators": self.indicators,
         }
 
 
-def _feature(value: Feature | Mapping[str, Any]) -> Feature:
+def feature_of(value: Feature | Mapping[str, Any]) -> Feature:
     return value if isinstance(value, Feature) else Feature(**{**value, "dtype": DType(value["dtype"])})
