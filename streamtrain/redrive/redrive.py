@@ -18,10 +18,10 @@ from streamtrain.redrive.replay_topic import ReplayTopic, replay_spec
 from streamtrain.redrive.topic_records import TopicRecords
 from streamtrain.source.envelope import decode
 from streamtrain.source.position_log import read_position
-from streamtrain.trainer.memory import FORGOTTEN
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.redrive import foresee
 from streamtrain.trainer.selection import Selection
+from streamtrain.trainer.taking import FORGOTTEN
 
 
 @dataclass(frozen=True, slots=True)

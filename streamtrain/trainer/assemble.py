@@ -15,11 +15,12 @@ import numpy.typing as npt
 from streamtrain.clock import Clock
 from streamtrain.trainer.decode import BAD, INVALID_BSON, LABELLED, WAITING, Absent, Decoded, Decoder
 from streamtrain.trainer.field_statistics import FieldStatistics, Segment
-from streamtrain.trainer.memory import DELETED, FILTERED, FORGOTTEN, SKIPPED, Fresh, PartitionMemory
+from streamtrain.trainer.memory import Fresh, PartitionMemory
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column, RoundRows, Rows
 from streamtrain.trainer.selection import TO_DECODE, Selection
 from streamtrain.trainer.settling import Earlier, Settled
+from streamtrain.trainer.taking import DELETED, FILTERED, FORGOTTEN, SKIPPED
 from streamtrain.trainer.waiting_index import NEVER
 from streamtrain.types import LABEL_LATENCY_BUCKETS_S, Learned, Round, RoundCounts
 

@@ -21,6 +21,7 @@ _SAMPLED_ROWS = 32
 ABSENT_BITS = 22
 """A version's code, by which the log is ordered, is its offset with as many zero bits behind it. Of one whose label was
 absent it is the offset up to which the partition was learned then, and a number in these bits."""
+ABSENT = (1 << ABSENT_BITS) - 1
 
 Places = npt.NDArray[np.int64]
 
@@ -70,8 +71,8 @@ class VersionLog:
         codes: npt.NDArray[np.int64] | None = None,
         cluster_times: npt.NDArray[np.int64] | None = None,
     ) -> None:
-        """Adds the records at `places`, whose values are the `rows` of decoded. held: which of them are kept from
-        replay. codes, cluster_times: where they stand, and the time that their age counts from; default: the
+        """Adds the records at `places`, whose values are the `rows` (ascending) of decoded. held: which of them are
+        kept from replay. codes, cluster_times: where they stand, and the time that their age counts from; default: the
         records' own."""
         n = len(places)
         if n == 0:
@@ -162,7 +163,7 @@ class VersionLog:
     def absent(self) -> Places:
         """The versions whose label was absent."""
         part = slice(self._head, self._tail)
-        return np.flatnonzero(self._alive[part] & (self.codes[part] & (1 << ABSENT_BITS) - 1 != 0)) + self._head
+        return np.flatnonzero(self._alive[part] & (self.codes[part] & ABSENT != 0)) + self._head
 
     def sort(self) -> None:
         """Brings what was appended out of order into it."""

@@ -5,31 +5,25 @@ what `waiting_file.py` saves, so that reading those again gives the same memory 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 
 from streamtrain.trainer.absence import CLUSTER_TICKS, Absence, Absences, Patience
-from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoded
-from streamtrain.trainer.identity import Identities, Version, agree
-from streamtrain.trainer.log import ABSENT_BITS, VersionLog
+from streamtrain.trainer.decode import BAD, LABELLED, Decoded
+from streamtrain.trainer.identity import Identities
+from streamtrain.trainer.log import ABSENT, ABSENT_BITS, VersionLog
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.replay import draw
 from streamtrain.trainer.rows import Column
 from streamtrain.trainer.settling import Earlier, Settled, settle
+from streamtrain.trainer.taking import Taking
 from streamtrain.trainer.waiting import Waiting
 from streamtrain.trainer.waiting_index import WaitingIndex
-from streamtrain.types import Operation, Schema
+from streamtrain.types import Schema
 
-# Outcomes of records beside those of documents (decode.py). FILTERED: a version that the job's filter turns away.
-# FORGOTTEN: one of a document that is known to be deleted later. Both leave nothing of their document.
-DELETED, FILTERED, FORGOTTEN, SKIPPED = np.uint8(3), np.uint8(4), np.uint8(5), np.uint8(6)
-
-_INSERT = ord(Operation.INSERT)
-_LABELLED, _WAITING, _DELETED, _SKIPPED = int(LABELLED), int(WAITING), int(DELETED), int(SKIPPED)
 _IDENTITY_BYTES = 250  # of Python objects per document in memory, about
-_ABSENT = (1 << ABSENT_BITS) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,23 +43,6 @@ class Fresh:
     latencies: tuple[int, ...] = ()
     features: Mapping[str, Column] | None = None
     origins: npt.NDArray[np.int64] | None = None
-
-
-@dataclass(slots=True)
-class _Taken:
-    """What `apply` collects. fresh, scored: as in Fresh, of all labelled versions. again: places in `fresh` of those
-    that follow a labelled one, and before: the codes of these. heirs: places in `fresh` of those that get the features
-    of another version, and sources: its code, or -1 - the offset of one that has to be read again."""
-
-    fresh: list[int] = field(default_factory=list)
-    scored: list[bool] = field(default_factory=list)
-    superseded: list[int] = field(default_factory=list)
-    again: list[int] = field(default_factory=list)
-    before: list[int] = field(default_factory=list)
-    heirs: list[int] = field(default_factory=list)
-    sources: list[int] = field(default_factory=list)
-    latencies: list[int] = field(default_factory=list)
-    after_absent: int = 0
 
 
 class PartitionMemory:
@@ -133,141 +110,23 @@ class PartitionMemory:
         """Takes the partition's next records. outcomes: per record LABELLED, WAITING, BAD, DELETED, FILTERED,
         FORGOTTEN or SKIPPED. rows: per record its row in `decoded`, which is read for the labelled ones only. held:
         which records are of documents that are held out: they are never replayed."""
-        taken = _Taken()
-        fresh, scored = taken.fresh, taken.scored
-        namespace, identities = b"", Identities()
-        waiting = self._waiting
-        find, some_wait = waiting.find, len(waiting) > 0
-        for place, (offset, outcome, operation, name, key, document_key) in enumerate(
-            zip(
-                records.offsets.tolist(),
-                outcomes.tolist(),
-                records.operations,
-                records.namespaces,
-                records.keys,
-                records.document_keys,
-                strict=True,
-            )
-        ):
-            if name is not namespace and name != namespace:
-                namespace, identities = name, self._namespaces.setdefault(name, Identities())
-            entries = identities.entries
-            entry = entries.get(key)
-            waits = find(name, key) if some_wait else ()
-            if outcome == _LABELLED and entry is None and not waits:  # by far the most common: a new document
-                code = offset << ABSENT_BITS
-                entries[key] = code if document_key == key else (document_key, code)
-                fresh.append(place)
-                scored.append(operation == _INSERT)
-                continue
-            several = isinstance(entry, list) or len(waits) + (entry is not None) > 1
-            if outcome == _SKIPPED or (outcome == _DELETED and self._keep_deleted and not several):
-                continue  # one of several documents of an `_id` is not archived: it has moved to another shard
-            found = None if entry is None else identities.find(key, document_key)
-            row = self._waiting_row(waits, key, document_key, found) if waits else -1
-            if row >= 0:
-                missing = decoded.missing_labels(int(rows[place])) if outcome == _WAITING else 0
-                self._end_wait(taken, records, place, outcome, row, identities, missing)
-                continue
-            if found is not None:
-                if outcome == _WAITING and found[1] & _ABSENT:
-                    continue  # it was learned as it stood when its label was absent
-                self._supersede(taken, found[1], outcome)
-            if outcome == _LABELLED:
-                fresh.append(place)
-                scored.append(found is None and operation == _INSERT)
-                identities.replace(key, found, (document_key, offset << ABSENT_BITS))
-                continue
-            if found is not None:
-                identities.put(key, found, None)
-            if outcome == _WAITING:
-                waiting.add(
-                    name,
-                    key,
-                    document_key,
-                    first=offset,
-                    latest=offset,
-                    since=int(records.cluster_times[place]),
-                    missing=decoded.missing_labels(int(rows[place])),
-                    labelled=-1 if found is None else found[1] >> ABSENT_BITS,
-                )
-                some_wait = True
+        taken = Taking(
+            namespaces=self._namespaces,
+            waiting=self._waiting,
+            absences=self._absences,
+            begin=self._begin,
+            live=self._live,
+            keep_deleted=self._keep_deleted,
+            first=self._first,
+        )
+        taken.take(records, outcomes, decoded, rows)
         if len(records):
             self._seen = max(self._seen, int(records.cluster_times.max()))
         return self._keep(taken, records, decoded, rows, held)
 
-    def _waiting_row(self, rows: tuple[int, ...], key: bytes, document_key: bytes, found: Version | None) -> int:
-        """The row that a record is about, -1 when it is about none, or about `found`, which is in memory."""
-        keys = {row: self._waiting.document_key(row, key) for row in rows}
-        if found is not None and found[0] == document_key:
-            return -1
-        for row, known in keys.items():
-            if known == document_key:
-                return row
-        fitting = [row for row, known in keys.items() if agree(key, known, document_key)]
-        row = max(fitting, key=self._waiting.latest, default=-1)
-        nearer = found is None or (row >= 0 and self._waiting.latest(row) > found[1] >> ABSENT_BITS)
-        return row if nearer else -1
-
-    def _end_wait(
-        self,
-        taken: _Taken,
-        records: Records,
-        place: int,
-        outcome: int,
-        row: int,
-        identities: Identities,
-        missing: int,
-    ) -> None:
-        """A record of a document that waits: mostly its label."""
-        waiting = self._waiting
-        offset, cluster_time = int(records.offsets[place]), int(records.cluster_times[place])
-        key, document_key = records.keys[place], records.document_keys[place]
-        overdue = self._live and waiting.due(row) < cluster_time
-        if outcome == _WAITING and not overdue:
-            waiting.update(row, document_key, key, latest=offset, missing=missing)
-            return
-        first, since, scored = waiting.first(row), waiting.since(row), waiting.labelled(row) < self._begin
-        if overdue:  # whatever the record says, it was learned as it stood when its label was absent
-            absence = Absence(first, waiting.latest(row), waiting.due(row), scored, kept=outcome == _WAITING)
-            code = self._absences.add(absence)
-            if absence.kept:
-                absence.identity = (records.namespaces[place], key)
-                identities.put(key, None, (document_key, code))
-        waiting.remove(row)
-        if outcome != _LABELLED:
-            return
-        if overdue:
-            taken.after_absent += 1
-        else:
-            taken.latencies.append((cluster_time >> 32) - (since >> 32))
-        if self._first:
-            taken.heirs.append(len(taken.fresh))
-            taken.sources.append(-1 - first)
-        taken.fresh.append(place)
-        taken.scored.append(scored and not overdue)
-        identities.put(key, None, (document_key, offset << ABSENT_BITS))
-
-    def _supersede(self, taken: _Taken, code: int, outcome: int) -> None:
-        """The version with this code is followed by a record of its document."""
-        if code >= 0:
-            taken.superseded.append(code)
-        else:
-            self._absences[code].kept = False
-        if outcome != _LABELLED:
-            return
-        if code & _ABSENT:
-            taken.after_absent += 1
-        else:
-            taken.again.append(len(taken.fresh))
-            taken.before.append(code)
-        if self._first:
-            taken.heirs.append(len(taken.fresh))
-            taken.sources.append(code if code >= 0 else -1 - self._absences[code].first)
-
     def _keep(
         self,
-        taken: _Taken,
+        taken: Taking,
         records: Records,
         decoded: Decoded,
         rows: npt.NDArray[np.int64],
@@ -302,7 +161,7 @@ class PartitionMemory:
             origins=None if origins is None else origins[learned],
         )
 
-    def _inherit(self, codes: npt.NDArray[np.int64], taken: _Taken) -> npt.NDArray[np.int64]:
+    def _inherit(self, codes: npt.NDArray[np.int64], taken: Taking) -> npt.NDArray[np.int64]:
         """Gives the versions with these codes the features that they are learned with. Returns per code the offset of
         the version whose features are still to come, else -1."""
         origins = np.full(len(codes), -1, np.int64)
@@ -447,9 +306,10 @@ class PartitionMemory:
         there[there] = earlier.usable[places[there]]
         if earlier.features is None:
             there[there] = earlier.labels.outcome[places[there]] == LABELLED
-        at, codes = places[there], waiting.codes[there]
+        order = np.argsort(places[there])  # as the log takes rows; by code they are sorted below
+        at, codes, dues = places[there][order], waiting.codes[there][order], waiting.dues[there][order]
         held = None if earlier.held is None else earlier.held[at]
-        self._log.append(earlier.records, at, earlier.labels, at, held, codes=codes, cluster_times=waiting.dues[there])
+        self._log.append(earlier.records, at, earlier.labels, at, held, codes=codes, cluster_times=dues)
         self._log.sort()
         for place, code in zip(at.tolist(), codes.tolist(), strict=True):
             key, document_key = earlier.records.keys[place], earlier.records.document_keys[place]
@@ -489,7 +349,7 @@ class PartitionMemory:
         """What is in memory, by (namespace, documentKey): the offset of its version, or the one up to which the
         partition was learned when its label was absent; and whether it was."""
         return {
-            (namespace, document_key): (code >> ABSENT_BITS, code & _ABSENT != 0)
+            (namespace, document_key): (code >> ABSENT_BITS, code & ABSENT != 0)
             for namespace, identities in self._namespaces.items()
             for document_key, code in identities.versions()
         }

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from streamtrain import config
 from streamtrain.clock import Clock
 from streamtrain.errors import EnvelopeError, OffsetError, WorkerError
-from streamtrain.trainer.memory import FORGOTTEN, SKIPPED
 from streamtrain.trainer.reader import Reader
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.selection import Selection
+from streamtrain.trainer.taking import FORGOTTEN, SKIPPED
 from streamtrain.types import Learned, OffsetRange
 
 

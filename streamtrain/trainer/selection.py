@@ -14,9 +14,9 @@ from streamtrain import config
 from streamtrain.trainer.decode import BAD
 from streamtrain.trainer.filtering import NO, UNREADABLE, Filtering
 from streamtrain.trainer.forgotten import Forgotten
-from streamtrain.trainer.memory import DELETED, FILTERED, FORGOTTEN, SKIPPED
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.rows import Column
+from streamtrain.trainer.taking import DELETED, FILTERED, FORGOTTEN, SKIPPED
 from streamtrain.types import Operation
 
 TO_DECODE = np.uint8(0)  # the same as LABELLED, the most common outcome

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 
 from streamtrain.source.envelope import key_of
 from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoded
-from streamtrain.trainer.memory import DELETED, SKIPPED, Fresh, PartitionMemory
+from streamtrain.trainer.memory import Fresh, PartitionMemory
 from streamtrain.trainer.records import Records
+from streamtrain.trainer.taking import DELETED, SKIPPED
 from streamtrain.types import DType, Feature, Label, Schema, Task
 
 SCHEMA = Schema(

@@ -16,9 +16,9 @@ from streamtrain import config
 from streamtrain.trainer.decode import BAD, LABELLED, WAITING, Decoder
 from streamtrain.trainer.forgotten import Forgotten
 from streamtrain.trainer.identity import agree
-from streamtrain.trainer.memory import DELETED, FILTERED, FORGOTTEN, SKIPPED
 from streamtrain.trainer.records import Records
 from streamtrain.trainer.selection import TO_DECODE, Selection
+from streamtrain.trainer.taking import DELETED, FILTERED, FORGOTTEN, SKIPPED
 
 JOB = {
     "name": "ctr",

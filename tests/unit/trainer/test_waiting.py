@@ -90,7 +90,7 @@ def total(rounds: Sequence[RoundRows]) -> RoundCounts:
 
 
 @given(histories(), st.booleans(), st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=150)
 def test_each_label_and_each_absence_is_learned_once_however_rounds_are_cut_and_whenever_it_restarts(
     history: list[Change], first: bool, data: st.DataObject
 ) -> None:
@@ -125,7 +125,7 @@ def test_each_label_and_each_absence_is_learned_once_however_rounds_are_cut_and_
 
 
 @given(histories(), st.booleans(), st.data())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=150)
 def test_a_trainer_that_restarts_learns_and_replays_what_one_that_lives_on_does(
     history: list[Change], first: bool, data: st.DataObject
 ) -> None:
@@ -258,6 +258,23 @@ def test_versions_that_follow_have_the_features_of_the_first_also_after_two_rest
         found += x_and_y(round_)
         assert trainer.restart(trainer.save()) == 0
     assert found == [(7.0, 2.0), (7.0, 4.0), (7.0, 8.0)]
+
+
+def test_versions_that_fell_due_in_another_order_than_they_were_written_are_recalled_as_they_were() -> None:
+    topic = [
+        *(Change(n, "i", n, 100, x=float(n)) for n in range(4)),
+        Change(4, "u", 2, 150, x=4.0),  # of a document whose label is absent: it is learned before an older one
+    ]
+    trainer = Trainer(topic)
+    trainer.learn(4, watermark=150, most=1)
+    for _ in range(2):
+        trainer.learn(5, most=1)
+    (expected,) = trainer.learn(5, replay=9).rows
+    assert trainer.restart(trainer.save()) == 0
+    (rows,) = trainer.learn(5, replay=9).rows
+    assert rows.offsets is not None
+    assert rows.offsets.tolist() == [int(x) for x in rows.columns["x"]]
+    assert sorted(rows.columns["x"]) == sorted(expected.columns["x"]) == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_what_the_log_holds_no_more_is_counted_and_lost_without_a_crash() -> None:
