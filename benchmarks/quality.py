@@ -1,159 +1,152 @@
-"""How good the built-in model is on real data: the flights' delays in the order in which they become known, each
-predicted before it is learned, in one pass, beside two predictors that cost nothing. No servers: only the loop.
+"""How good the built-in model is: streams that ship in packages, in one pass, each row predicted before it is learned,
+beside what river learns from the same rows in the same order and, for the flights, predictors that cost nothing. All
+with the model's defaults and the job's, in small rounds as of a slow stream. A table on stderr, JSON on stdout.
 
-    python benchmarks/quality.py [--labels 60000] [--round 200] [--replay 1.0] [--hyper '{"learning_rate": 0.01}']
+    python benchmarks/quality.py [STREAM ...] [--labels 20000] [--round 8] [--seeds 3] [--no-rivals]
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamtrain.trainer.worker import quieten
+import rivals
+from prequential import Passed, Stream, one_pass
+from streams import CLASSIFIED, classified, demo_job, labelled_flights
 
-quieten(os.environ)
+from streamtrain import config, scores
+from streamtrain.demo.baselines import MeanBaseline, ShiftBaseline
+from streamtrain.types import Scores
 
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-import yaml  # noqa: E402
-
-from streamtrain import config, scores  # noqa: E402
-from streamtrain.clock import SystemClock  # noqa: E402
-from streamtrain.demo.baselines import MeanBaseline, ShiftBaseline  # noqa: E402
-from streamtrain.demo.configuration import LABEL, Addresses, configuration  # noqa: E402
-from streamtrain.sandbox.streams import Write, flights  # noqa: E402
-from streamtrain.trainer.assemble import spread  # noqa: E402
-from streamtrain.trainer.loop import Loop  # noqa: E402
-from streamtrain.trainer.model import JobModel, set_precision  # noqa: E402
-from streamtrain.trainer.rows import RoundRows, Rows  # noqa: E402
-from streamtrain.types import DType, Round, RoundCounts, Schema, Scores  # noqa: E402
-
-MARKS = (200, 1_000, 5_000, 20_000, 60_000)
-WINDOW = 20_000
-_NUMPY = {DType.FLOAT32: np.float32, DType.INT32: np.int32, DType.STRING: object}
-
-
-@dataclass(frozen=True, slots=True)
-class Labelled:
-    """Flights in the order in which their delay became known: features as of their departure."""
-
-    columns: dict[str, Any]
-    labels: Any
-    departed: list[int]
-
-
-def labelled_flights(schema: Schema, limit: int) -> Labelled:
-    inserted: dict[str, dict[str, Any]] = {}
-    found: list[dict[str, Any]] = []
-    labels: list[int] = []
-    departed: list[int] = []
-    for event in flights():
-        if event.write is Write.INSERT:
-            inserted[event.id] = event.fields
-        elif event.write is Write.UPDATE:
-            found.append(inserted.pop(event.id))
-            labels.append(event.fields[LABEL])
-            departed.append(event.dep_delay)
-            if len(labels) >= limit:
-                break
-    columns = {}
-    for feature in schema.features:
-        values = [_value(document, feature.field) for document in found]
-        column = np.empty(len(values), _NUMPY[feature.dtype])
-        column[:] = values
-        columns[feature.field] = column
-    return Labelled(columns, np.array(labels, np.float32), departed)
-
-
-def _value(document: dict[str, Any], path: str) -> Any:
-    value: Any = document
-    for part in path.split("."):
-        value = value[part]
-    return value.encode() if isinstance(value, str) else value
-
-
-def rows_of(data: Labelled, index: Any, fresh: int) -> Rows:
-    """The rows at `index`; the first `fresh` of them are new, the rest are replayed; spread evenly."""
-    n = len(index)
-    place = spread(fresh, n - fresh)
-    index, scored = index[place], (np.arange(n) < fresh)[place]
-    return Rows(
-        partition=0,
-        columns={name: column[index] for name, column in data.columns.items()},
-        labels={LABEL: data.labels[index]},
-        weights=np.ones(n),
-        scored=scored,
-        wall_time_ms=np.zeros(n, np.int64),
-    )
-
-
-def demo_job(**settings: Any) -> config.Job:
-    """The job of `streamtrain demo`."""
-    nowhere = Addresses(mongo="mongodb://localhost", kafka="localhost:9092", admin="127.0.0.1:0")
-    written = yaml.safe_load(configuration(addresses=nowhere, artifacts=Path("checkpoints"), workers=1))
-    return config.Job.model_validate({**written["jobs"][0], **settings})
+FLIGHTS = "flights"
+MARKS = (1_000, 5_000, 20_000, 60_000)
+Result = dict[str, Any]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--labels", type=int, default=330_000)
-    parser.add_argument("--round", type=int, default=200)
-    parser.add_argument("--replay", type=float, default=1.0)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--without", default="", help="leave out the features whose fields begin with this")
-    parser.add_argument("--hyper", type=json.loads, default={})
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("streams", nargs="*", metavar="STREAM", help=f"of {', '.join((FLIGHTS, *CLASSIFIED))}")
+    parser.add_argument("--labels", type=int, default=20_000, help="how many flights (there are 327,346)")
+    parser.add_argument("--rows", type=int, default=None, help="how many rows of each other stream (default: all)")
+    parser.add_argument("--round", type=int, default=8, help="new rows in a round")
+    parser.add_argument("--seeds", type=int, default=3, help="of the small streams: so many passes each")
+    parser.add_argument("--rivals", action=argparse.BooleanOptionalAction, default=True, help="let river learn too")
+    parser.add_argument("--without", default="", help="leave out the flights' features whose fields begin with this")
+    parser.add_argument("--hyper", type=json.loads, default={}, help="other than the built-in model's defaults")
     options = parser.parse_args()
-    job = demo_job(hyper=options.hyper, seed=options.seed)
-    if options.without:
-        kept = tuple(feature for feature in job.features if not feature.field.startswith(options.without))
-        job = job.model_copy(update={"features": kept})
-    data = labelled_flights(job.schema_(), options.labels)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy()
-    set_precision(job.dtype)
-    with strategy.scope():
-        model = JobModel(job=job)
-    loop = Loop(strategy=strategy, model=model, partitions=1, clock=SystemClock(), on_progress=lambda stage, n: None)
-    mean, shift, total = MeanBaseline(), ShiftBaseline(), Scores()
-    rng = np.random.default_rng(options.seed)
-    begun, cpu, steps, results = time.perf_counter(), time.process_time(), 0, []
-    marks = [mark for mark in MARKS if mark < len(data.labels)] + [len(data.labels)]
-    for number, first in enumerate(range(0, len(data.labels), options.round)):
-        last = min(first + options.round, len(data.labels))
-        replayed = rng.integers(max(0, first - WINDOW), first, int((last - first) * options.replay)) if first else []
-        index = np.concatenate([np.arange(first, last), np.array(replayed, np.int64)])
-        rows = rows_of(data, index, last - first)
-        report = loop.run(
-            RoundRows(Round(number, (), (), (), 0, options.batch), (rows,), {}, RoundCounts(), {}, {}, 0, 0)
-        )
-        total, steps = scores.merge(total, report.scores[LABEL]), steps + report.steps
-        for place in range(first, last):
-            mean.score_then_learn(int(data.labels[place]))
-            shift.score_then_learn(data.departed[place], int(data.labels[place]))
-        while marks and last >= marks[0]:
-            marks.pop(0)
-            found = {"labels": last, "mae": scores.mae(total), "running mean": mean.mae, "dep_delay + shift": shift.mae}
-            found["below the better"] = 1 - found["mae"] / min(mean.mae or 0, shift.mae or 0)
-            results.append({name: round(value, 4) for name, value in found.items()})
-            print(json.dumps(results[-1]), file=sys.stderr)
-    print(
-        json.dumps(
-            {
-                "prequential": results,
-                "steps": steps,
-                "seconds": round(time.perf_counter() - begun, 1),
-                "cpu_us_per_row": round((time.process_time() - cpu) / len(data.labels) / (1 + options.replay) * 1e6, 2),
-                "python": sys.version.split()[0],
-            },
-            indent=2,
-        )
-    )
+    wanted = options.streams or [*CLASSIFIED, FLIGHTS]
+    if unknown := set(wanted) - {FLIGHTS, *CLASSIFIED}:
+        parser.error(f"there is no stream {min(unknown)!r}")
+    results = {}
+    for name in wanted:
+        results[name] = _flights(options) if name == FLIGHTS else _classified(name, options)
+        print(_table(name, results[name]), file=sys.stderr, flush=True)
+    print(json.dumps({"rows_per_round": options.round, "streams": results, "python": sys.version.split()[0]}, indent=2))
+
+
+def _classified(name: str, options: argparse.Namespace) -> Result:
+    found: Result = {"score": "accuracy", "built-in": {}}
+    for title, ratio in (("as by default", 1.0), ("replay 0", 0.0)):
+        passes = []
+        for seed in range(options.seeds):
+            job, stream = classified(
+                name, limit=options.rows, seed=seed, hyper=options.hyper, round={"replay_ratio": ratio}
+            )
+            passes.append(_pass(job, stream, options))
+        found["built-in"][title] = _measured(passes, [scores.accuracy(each.scores) for each in passes], len(stream))
+        found["built-in"][title]["log_loss"] = _mean([scores.log_loss(each.scores) for each in passes])
+    found["rows"] = len(stream)
+    if options.rivals:
+        made = rivals.classifiers(job.labels[0].classes, seed=1)
+        found["river"] = {title: _rival(rivals.accuracy(make(), stream)) for title, make in made.items()}
+    return found
+
+
+def _flights(options: argparse.Namespace) -> Result:
+    found: Result = {"score": "mean absolute error", "built-in": {}}
+    for title, ratio in (("as in the demo", 1.0), ("replay 0", 0.0)):
+        job = demo_job(hyper=options.hyper, round={"batch_size": 64, "replay_ratio": ratio})
+        if options.without:
+            kept = tuple(feature for feature in job.features if not feature.field.startswith(options.without))
+            job = job.model_copy(update={"features": kept})
+        if not found["built-in"]:
+            stream, departed = labelled_flights(job.schema_(), options.labels)
+        so_far: dict[int, Scores] = {}
+        passed = _pass(job, stream, options, so_far)
+        found["built-in"][title] = _measured([passed], [scores.mae(passed.scores)], len(stream))
+        found["built-in"][title]["so_far"] = {mark: _rounded(scores.mae(score)) for mark, score in so_far.items()}
+    found["rows"] = len(stream)
+    mean, shift = MeanBaseline(), ShiftBaseline()
+    found["baselines"] = {"running mean": {"so_far": {}}, "dep_delay + running median": {"so_far": {}}}
+    for number, (late, label) in enumerate(zip(departed, stream.labels.tolist(), strict=True), start=1):
+        mean.score_then_learn(int(label))
+        shift.score_then_learn(late, int(label))
+        for entry, baseline in zip(found["baselines"].values(), (mean, shift), strict=True):
+            if number in MARKS:
+                entry["so_far"][number] = _rounded(baseline.mae)
+            entry["score"] = _rounded(baseline.mae)
+    if options.rivals:
+        made = rivals.regressors(seed=1)
+        found["river"] = {}
+        for title, make in made.items():
+            rows = rivals.FOREST_ROWS if "forest" in title else len(stream)
+            found["river"][title] = _rival(rivals.absolute_error(make(), stream, rows=rows, marks=MARKS))
+    return found
+
+
+def _pass(
+    job: config.Job, stream: Stream, options: argparse.Namespace, so_far: dict[int, Scores] | None = None
+) -> Passed:
+    """so_far: takes the scores at each mark, of the first round that reaches it."""
+
+    def note(rows: int, total: Scores) -> None:
+        for mark in MARKS:
+            if so_far is not None and rows >= mark:
+                so_far.setdefault(mark, total)
+
+    return one_pass(job, stream, rows_per_round=options.round, window=job.window.max_records, on_round=note)
+
+
+def _measured(passes: Sequence[Passed], found: Sequence[float | None], rows: int) -> Result:
+    return {
+        "score": _mean(found),
+        "each": [_rounded(score) for score in found],
+        "steps": passes[0].steps,
+        "cpu_us_per_new_row": round(min(each.cpu_s for each in passes) / rows * 1e6),
+        "cpu_us_per_learned_row": round(min(each.cpu_s / each.rows_learned for each in passes) * 1e6, 1),
+    }
+
+
+def _rival(found: rivals.Rival) -> Result:
+    entry: Result = {"score": _rounded(found.score), "cpu_us_per_new_row": round(found.cpu_s / found.rows * 1e6)}
+    if found.so_far:
+        entry |= {"rows": found.rows, "so_far": {mark: _rounded(score) for mark, score in found.so_far.items()}}
+    return entry
+
+
+def _mean(found: Sequence[float | None]) -> float | None:
+    known = [score for score in found if score is not None]
+    return _rounded(sum(known) / len(known)) if known else None
+
+
+def _rounded(score: float | None) -> float | None:
+    return None if score is None else round(score, 4)
+
+
+def _table(name: str, result: Result) -> str:
+    lines = [f"\n{name}: {result['score']} over {result['rows']:,} rows ({time.strftime('%H:%M:%S')})"]
+    for kind in ("built-in", "baselines", "river"):
+        entries: Mapping[str, Result] = result.get(kind, {})
+        for title, entry in entries.items():
+            cpu = entry.get("cpu_us_per_new_row")
+            cost = "" if cpu is None else f"{cpu:>8} us of CPU a row"
+            rows = f" of the first {entry['rows']:,}" if entry.get("rows", result["rows"]) != result["rows"] else ""
+            lines.append(f"  {kind if kind != 'baselines' else '':9} {title:40} {entry['score']:>8} {cost}{rows}")
+    return "\n".join(lines)
 
 
 if __name__ == "__main__":
