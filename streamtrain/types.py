@@ -474,14 +474,15 @@ class ArtifactRef:
 class Manifest:
     """The only truth of what was learned (DESIGN idea 6): an immutable document.
 
-    id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and
-    counts that the weights contain. scores: totals since the lineage began, per label. artifacts: by role
-    (`state`: weights and optimizer, `keras`: the `.keras` file, `waiting-N`: what waits for a label in the partitions of
-    rank N). retrain_until: places through which the weights that this lineage began with had learned already: rows before them are not scored; None beyond, and with new weights.
-    holdout: as `scores`, of the rows that are never learned from. expelled: per partition, the offsets inside the
-    window of versions that the model could not take. watermark: of the last round. hyper: what this lineage is learned
-    with in place of what the job's `hyper` says under the same keys. begins: offsets at which the lineage began to read; not known in manifests of the
-    first releases. redriven: per partition, the offset through which the job's replay topic was learned.
+    id: `<job>/<lineage>/<sequence>`. epoch: the lease's fencing epoch. learned: per partition, offsets and counts
+    that the weights contain. scores: totals since the lineage began, per label. artifacts: by role (`state`:
+    weights and optimizer, `keras`: the `.keras` file, `waiting-N`: what waits for a label in the partitions of rank
+    N). retrain_until: places through which the weights that this lineage began with had learned already: rows
+    before them are not scored; None beyond, and with new weights. holdout: as `scores`, of the rows that are never
+    learned from. expelled: per partition, the offsets inside the window of versions that the model could not take.
+    watermark: of the last round. hyper: what this lineage is learned with in place of what the job's `hyper` says
+    under the same keys. begins: offsets at which the lineage began to read; not known in manifests of the first
+    releases. redriven: per partition, the offset through which the job's replay topic was learned.
     """
 
     id: str
