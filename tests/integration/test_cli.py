@@ -44,7 +44,18 @@ def test_help_names_the_commands_and_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == EXIT_OK
-    for command in ("demo", "run", "validate", "check-model", "status", "retrain", "models", "dead-letters", "config", "sandbox"):
+    for command in (
+        "demo",
+        "run",
+        "validate",
+        "check-model",
+        "status",
+        "retrain",
+        "models",
+        "dead-letters",
+        "config",
+        "sandbox",
+    ):
         assert f"\n  {command} " in done.stdout
     assert HEAVY.isdisjoint(ast.literal_eval(done.stderr))
 
