@@ -152,8 +152,9 @@ def test_the_path_from_the_sandbox_to_a_retrain_works_as_written(folder: Path) -
             wait_until(lambda: job().get("phase") == "training", timeout=STARTS_WITHIN_S, what="the job to train")
             write(folder)
             wait_until(lambda: job()["rows_learned"] >= 2000, timeout=STARTS_WITHIN_S, what="the flights to be learned")
-            run(folder, "retrain", "flight-delay", "--from", "scratch")
-            wait_until(lambda: job()["retrain"] is not None, timeout=STARTS_WITHIN_S, what="the retrain to begin")
+            lineage = job()["lineage"]
+            run(folder, "retrain", "flight-delay", "--from", "scratch", "--promote")
+            wait_until(lambda: job()["lineage"] != lineage, timeout=STARTS_WITHIN_S, what="the retrain's promotion")
 
             assert "* flight-delay/" in run(folder, "models", "list")
             run(folder, "models", "export", "flight-delay", "--to", "models")
@@ -164,7 +165,7 @@ def test_the_path_from_the_sandbox_to_a_retrain_works_as_written(folder: Path) -
         with running(folder, "run", log="daemon.log") as daemon:
             wait_until(lambda: job().get("phase") == "paused", timeout=STARTS_WITHIN_S, what="the job to pause")
             assert "belongs to another model" in job()["reason"]
-            run(folder, "retrain", "flight-delay", "--from", "scratch")
+            run(folder, "retrain", "flight-delay", "--from", "scratch", "--promote")
             wait_until(lambda: job().get("phase") == "training", timeout=STARTS_WITHIN_S, what="the model to learn")
 
 
