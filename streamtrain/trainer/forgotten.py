@@ -1,5 +1,5 @@
 """Documents that are deleted further on in what a worker has still to read: their earlier versions must not be learned
-any more. Known before the first of them is read, so that a retrain, or a restart, leaves no trace of them."""
+any more. Known before the first of them is read, so that a retrain leaves no trace of them."""
 
 from __future__ import annotations
 
