@@ -230,7 +230,9 @@ class Retraining:
         """The job finishes its round and saves; the lineage learns exactly as much, and becomes its head. False: not
         in good time, and the job goes on as it was."""
         running, lineage = self._running, self.retrain.lineage
-        if running.status().phase is not Phase.PAUSED:
+        rested = running.status().phase is Phase.PAUSED
+        taken_over = False
+        if not rested:
             running.pause(f"the retrained lineage {lineage} takes over")
         try:
             if not await self._until(run, lambda: running.status().phase is Phase.PAUSED, limit_s=HOLD_S):
@@ -245,9 +247,12 @@ class Retraining:
             manifest = promoted(newest, head=head, epoch=self._lease.epoch, created_ms=int(self._clock.time() * 1000))
             await self._retrains.promote(manifest, epoch=self._lease.epoch)
             self._log.info("the retrained lineage has taken over", head=manifest.id)
+            taken_over = True
             return True
         finally:
-            if running.status().reason != PAUSED_BY_OPERATOR and running.status().phase is not Phase.STOPPED:
+            # A job that had given up would only do so again, unless it goes on from another head.
+            asked = running.status().reason != PAUSED_BY_OPERATOR and (taken_over or not rested)
+            if asked and running.status().phase is not Phase.STOPPED:
                 running.resume()
 
     async def _gap_end(self, controller: Controller, *, last: bool, head: Manifest | None = None) -> End:

@@ -33,6 +33,7 @@ _LATE = 0.5  # new documents hold it at most half as often as all do
 _OFTEN = 0.02
 _OFF_TYPE = 0.01
 _MOST_CLASSES = 30
+_MOSTLY = 0.95  # of the documents hold what is there from the start
 _WORD = re.compile(r"[A-Z]?[a-z0-9]+|[A-Z]+(?![a-z])")
 
 
@@ -89,6 +90,9 @@ def candidate(field: Field, profile: Profile, newest: Profile, habits: Habits) -
         score -= 2
     dtype, task, classes, note = _kind(field, words)
     single = field.distinct == 1
+    awaited = bool(late) or profile.rate(field.path) < _MOSTLY  # a document without it waits, whatever the reason
+    if awaited and not late:
+        reasons.append(f"is in {profile.rate(field.path):.0%} of the documents")
     if single and not late:
         score = min(score, ENOUGH - 1)  # always the same: nothing to predict
     return Candidate(
@@ -98,8 +102,8 @@ def candidate(field: Field, profile: Profile, newest: Profile, habits: Habits) -
         classes=classes,
         score=score,
         reasons=tuple(reasons),
-        late=bool(late),
-        absent_value=_absent_value(field) if single and late and task is Task.CLASSIFICATION else None,
+        late=awaited,
+        absent_value=_absent_value(field) if single and awaited and task is Task.CLASSIFICATION else None,
         note=note,
     )
 

@@ -16,12 +16,13 @@ _EPOCH_IN_NAME = re.compile(r"/e(\d+)-g\d+-r\d+/")
 
 
 def to_stored(manifest: Manifest) -> dict[str, Any]:
-    """The document: `_id` is the manifest's id. Labels and hyper-parameters may have dots in their names, so scores and
-    hyper are lists."""
+    """The document: `_id` is the manifest's id. Labels and hyper-parameters may have dots in their names, so scores,
+    holdout and hyper are lists."""
     document = to_document(manifest)
     document["hyper"] = pairs(document["hyper"])
-    scores = [{"label": label, **score} for label, score in document.pop("scores").items()]
-    return {"_id": document.pop("id"), "format": FORMAT, **document, "scores": scores}
+    for name in ("scores", "holdout"):
+        document[name] = [{"label": label, **score} for label, score in document[name].items()]
+    return {"_id": document.pop("id"), "format": FORMAT, **document}
 
 
 def from_stored(document: Mapping[str, Any]) -> Manifest:
@@ -32,9 +33,10 @@ def from_stored(document: Mapping[str, Any]) -> Manifest:
             f"the manifest {document['_id']} was written by a newer streamtrain", hint="upgrade this one"
         )
     try:
-        scores = {score["label"]: {k: v for k, v in score.items() if k != "label"} for score in fields.pop("scores")}
+        for name, known in (("scores", fields["scores"]), ("holdout", fields.get("holdout", ()))):
+            fields[name] = {score["label"]: {k: v for k, v in score.items() if k != "label"} for score in known}
         hyper = {pair["key"]: pair["value"] for pair in fields.pop("hyper", ())}
-        return from_document(Manifest, {"id": fields.pop("_id"), **fields, "scores": scores, "hyper": hyper})
+        return from_document(Manifest, {"id": fields.pop("_id"), **fields, "hyper": hyper})
     except (ValueError, KeyError, TypeError) as error:
         raise StreamtrainError(f"the manifest {document['_id']} cannot be read: {type(error).__name__}") from error
 

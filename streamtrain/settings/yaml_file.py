@@ -158,7 +158,7 @@ class _Builder:
             if key_node.tag == _MERGE_TAG:
                 merged += value_node.value if isinstance(value_node, yaml.SequenceNode) else [value_node]
                 continue
-            if not isinstance(key_node, yaml.ScalarNode) or key_node.tag != "tag:yaml.org,2002:str":
+            if not isinstance(key_node, yaml.ScalarNode) or not _names(key_node):
                 self._problem(place, "a key that is not a text; put it in quotes")
                 continue
             key = str(key_node.value)
@@ -201,6 +201,11 @@ class _Builder:
 
 def _marks(node: yaml.Node) -> tuple[Any, Any]:
     return node.start_mark, node.end_mark
+
+
+def _names(node: yaml.ScalarNode) -> bool:
+    """Whether the key is a text, or a whole number as people write those of classes."""
+    return node.tag == "tag:yaml.org,2002:str" or (node.tag == "tag:yaml.org,2002:int" and node.value.isdigit())
 
 
 def _width(node: yaml.Node) -> int:

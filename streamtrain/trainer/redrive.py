@@ -48,6 +48,7 @@ class Redrive:
         self._selection = Selection.of(job)
         self._reader = Reader(kafka=kafka, topic=topic, partitions=tuple(sorted(offsets)), clock=clock)
         self._started = False
+        self._foreseen: dict[int, tuple[int, int]] = {}  # by partition, between which offsets deletes are known
 
     async def stop(self) -> None:
         if self._started:
@@ -103,16 +104,19 @@ class Redrive:
 
     async def _foresee(self, number: int, begin: int, end: int) -> bool:
         """Looks for what has been deleted since the letters were replayed. False where that cannot be known."""
+        low, high = self._foreseen.get(number, (begin, begin))
         try:
-            await foresee(
-                kafka=self._kafka,
-                topic=self._source_topic,
-                ranges={number: (begin, end)},
-                selection=self._selection,
-                clock=self._clock,
-            )
+            for part in ((begin, low), (high, end)):  # once, however many chunks of letters there are
+                await foresee(
+                    kafka=self._kafka,
+                    topic=self._source_topic,
+                    ranges={number: part},
+                    selection=self._selection,
+                    clock=self._clock,
+                )
         except OffsetError:
             return False
+        self._foreseen[number] = min(begin, low), max(high, end)
         return True
 
 

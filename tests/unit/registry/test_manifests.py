@@ -28,6 +28,7 @@ MANIFEST = Manifest(
     rows_learned=12,
     counts=RoundCounts(learned=12),
     scores={"nested.label": Scores(rows=3, weight=3.0, loss=0.5, sums={"absolute_error": 1.5})},
+    holdout={"nested.label": Scores(rows=1, weight=1.0, loss=0.5, sums={"absolute_error": 0.5})},
     artifacts={"state": ArtifactRef("job/l/e2-g5-r4/state", "00", 2)},
     schema_fingerprint="s",
     model_fingerprint="m",

@@ -126,7 +126,7 @@ LAUGHS = "    hyper:\n      a0: &a0 [1]\n" + "".join(
         (GOOD + "jobs: []\n", "9:1", "the key 'jobs' is given twice; first in line 4"),
         (GOOD.replace("    source", "\tsource"), "6:1", "a tab: YAML is indented with spaces"),
         (GOOD + "---\nkafka: {}\n", "9:1", "a second document begins here; the file may hold only one"),
-        (GOOD + "1: 2\n", "9:1", "a key that is not a text; put it in quotes"),
+        (GOOD + "1.5: 2\n", "9:1", "a key that is not a text; put it in quotes"),
         (GOOD.replace("source: flights", "source: !!python/name:os.system x"), "6:13", "is not allowed: only plain"),
         (GOOD + "    hyper: &a {b: *a}\n", "9:12", "an alias that contains itself"),
         (GOOD + "    hyper: " + "[" * 5000 + "]" * 5000, "1:1", "nested too deeply"),
@@ -357,3 +357,11 @@ def test_the_mask_knows_every_secret_of_the_settings(tmp_path: Path) -> None:
 def test_sections_handed_on_by_a_program_may_carry_seconds(tmp_path: Path) -> None:
     settings = loaded(tmp_path).settings
     assert Settings.model_validate(settings.model_dump()) == settings
+
+
+def test_classes_may_be_written_as_numbers(tmp_path: Path) -> None:
+    labels = "    labels: [{field: won, dtype: bool, task: classification}]\n    weight: {classes: {0: 1, 1: 20}}\n"
+    text = GOOD[: GOOD.index("    labels:")] + labels
+    weight = loaded(tmp_path, text).settings.jobs[0].weight
+    assert weight is not None
+    assert weight.classes == {0: 1.0, 1: 20.0}
