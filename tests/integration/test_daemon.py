@@ -162,13 +162,7 @@ def test_a_daemon_from_its_first_document_to_its_drain(operator: Operator) -> No
     _a_second_daemon_stands_by(operator)
     _reloads(operator)
 
-    done = operator.streamtrain("retrain", "price", "--from", "scratch", "--json")
-    lineage = json.loads(done.stdout)["lineage"]
-    operator.until(
-        lambda: operator.job()["lineage"] == lineage and operator.job()["rows_learned"] == 500,
-        timeout=FORM_S,
-        what="the window learned again",
-    )
+    lineage = _retrains(operator)
     operator.write(300)
     operator.until(lambda: operator.job()["rows_learned"] == 800, timeout=LEARN_S, what="what came meanwhile")
 
@@ -182,6 +176,32 @@ def test_a_daemon_from_its_first_document_to_its_drain(operator: Operator) -> No
     head = operator.client["streamtrain"]["jobs"].find_one({"_id": "price"})
     assert head is not None
     assert head["head"].startswith(f"price/{lineage}/")
+
+
+def _retrains(operator: Operator) -> str:
+    """Begins one and cancels it; another one takes the job's place. Its lineage."""
+    begun = json.loads(operator.streamtrain("retrain", "price", "--since", "1h", "--workers", "1", "--json").stdout)
+    assert begun["records"] == 500
+    operator.until(lambda: operator.job()["retrains"][0]["pids"], timeout=FORM_S, what="a worker beside the job")
+    assert f"retrain {begun['lineage']} from price/" in operator.streamtrain("status").stdout
+    operator.streamtrain("retrain", "price", begun["lineage"], "--cancel")
+    assert operator.job()["retrains"] == []
+    assert operator.job()["phase"] in ("training", "saving")
+    done = operator.streamtrain("retrain", "price", "--from", "scratch", "--promote", "--json")
+    lineage: str = json.loads(done.stdout)["lineage"]
+    operator.until(
+        lambda: operator.job()["lineage"] == lineage and operator.job()["rows_learned"] == 500,
+        timeout=FORM_S,
+        what="the window learned again",
+    )
+    operator.until(lambda: operator.job()["phase"] == "training", timeout=FORM_S, what="the job to go on")
+    operator.streamtrain("pause", "price")
+    operator.until(lambda: operator.job()["phase"] == "paused", timeout=LEARN_S, what="the pause")
+    operator.streamtrain("resume", "price")
+    operator.until(
+        lambda: operator.job()["phase"] == "training", timeout=FORM_S, what="the job to go on after the pause"
+    )
+    return lineage
 
 
 def _is_described(operator: Operator) -> None:
