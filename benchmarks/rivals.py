@@ -29,29 +29,31 @@ class Rival:
     so_far: Mapping[int, float] = field(default_factory=dict)
 
 
-def classifiers(classes: int, seed: int) -> Mapping[str, Callable[[], Any]]:
+def classifiers(classes: int) -> Mapping[str, tuple[Callable[[int], Any], bool]]:
+    """By name, what makes one from a seed, and whether the seed matters."""
     from river import forest, linear_model, multiclass, naive_bayes, neighbors, optim, preprocessing, tree
 
     def logistic(optimizer: Any) -> Any:
         one = linear_model.LogisticRegression(optimizer=optimizer)
         return preprocessing.StandardScaler() | (one if classes == 2 else multiclass.OneVsRestClassifier(one))
 
+    def softmax() -> Any:
+        return preprocessing.StandardScaler() | linear_model.SoftmaxRegression(optimizer=optim.SGD(0.05))
+
+    def neighbours(*preparation: Any) -> Any:
+        model = neighbors.KNNClassifier(n_neighbors=5)
+        return preparation[0] | model if preparation else model
+
     return {
-        "logistic regression, SGD": lambda: logistic(optim.SGD(0.05)),
-        "logistic regression, Adam": lambda: logistic(optim.Adam(0.01)),
-        "softmax regression": lambda: (
-            preprocessing.StandardScaler() | linear_model.SoftmaxRegression(optimizer=optim.SGD(0.05))
-        ),
-        "Gaussian naive Bayes": naive_bayes.GaussianNB,
-        "Hoeffding adaptive tree": lambda: tree.HoeffdingAdaptiveTreeClassifier(seed=seed),
-        "adaptive random forest": lambda: forest.ARFClassifier(seed=seed),
-        "5 nearest neighbours": lambda: neighbors.KNNClassifier(n_neighbors=5),
-        "5 nearest neighbours, standardised": lambda: (
-            preprocessing.StandardScaler() | neighbors.KNNClassifier(n_neighbors=5)
-        ),
-        "5 nearest neighbours, between 0 and 1": lambda: (
-            preprocessing.MinMaxScaler() | neighbors.KNNClassifier(n_neighbors=5)
-        ),
+        "logistic regression, SGD": (lambda seed: logistic(optim.SGD(0.05)), False),
+        "logistic regression, Adam": (lambda seed: logistic(optim.Adam(0.01)), False),
+        "softmax regression": (lambda seed: softmax(), False),
+        "Gaussian naive Bayes": (lambda seed: naive_bayes.GaussianNB(), False),
+        "Hoeffding adaptive tree": (lambda seed: tree.HoeffdingAdaptiveTreeClassifier(seed=seed), True),
+        "adaptive random forest": (lambda seed: forest.ARFClassifier(seed=seed), True),
+        "5 nearest neighbours": (lambda seed: neighbours(), False),
+        "5 nearest neighbours, standardised": (lambda seed: neighbours(preprocessing.StandardScaler()), False),
+        "5 nearest neighbours, between 0 and 1": (lambda seed: neighbours(preprocessing.MinMaxScaler()), False),
     }
 
 

@@ -26,7 +26,8 @@ class Hyper:
 
     hidden: units of the hidden layers. learning_rate: of Adam. buckets: hash buckets of a string feature without
     `buckets` of its own. embedding: dimensions of a category's embedding. loss: of a regression. memory: about
-    how many rows the linear part remembers.
+    how many rows the linear part remembers. waves: of the numbers, which the fit of a classification sees beside
+    them; 0 for none. recent: after how many new rows each correction of a regression has forgotten; [] for none.
     """
 
     hidden: tuple[int, ...] = (64, 32)
@@ -52,10 +53,14 @@ def hyper_of(options: Mapping[str, Any]) -> Hyper:
         if "recent" in values:
             values["recent"] = tuple(float(memory) for memory in values["recent"])
         hyper = Hyper(**values)
-        positive = all(value > 0 for value in (*hyper.hidden, hyper.learning_rate, hyper.buckets, hyper.embedding))
-        valid = positive and hyper.memory > 0
-    except TypeError as error:
-        raise ModelError(f"hyper: {error}", hint="hidden is a list of numbers, the others are numbers") from error
+        sizes = (*hyper.hidden, hyper.learning_rate, hyper.buckets, hyper.embedding, hyper.memory, *hyper.recent)
+        valid = all(value > 0 for value in sizes)
+        if hyper.waves != int(hyper.waves) or hyper.waves < 0:
+            raise ModelError("hyper.waves must be a whole number of at least 0")
+    except (TypeError, ValueError) as error:
+        raise ModelError(
+            f"hyper: {error}", hint="hidden and recent are lists of numbers, the others are numbers"
+        ) from error
     if not valid:
         raise ModelError("hyper: numbers must be greater than 0")
     if hyper.loss not in _LOSSES:

@@ -20,10 +20,13 @@ _RIDGE_ROWS = 30.0
 _MAX_Z = 10.0
 _MAX_ERROR = 6.0
 """Errors are clipped to so many mean absolute errors: one wild label must not bend what is predicted next."""
+_UNSURE_ROWS = 10.0
 _SETTLED_ROWS = 100.0
 _JUDGED_ROWS = 1000.0
 _TRUST = 0.25
 """How much a judgement of the fits counts beside a likelihood, whose choice would be all or nothing."""
+_WILD = 1000.0
+_FAR = 1e12
 _TINY = 1e-12
 
 
@@ -54,6 +57,7 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
         self.width = sum(width_of(feature) for feature in self.features)
         size, fits = self.width + 1, len(self.memories)
         self.sums_size = 1 + size + size * size + 1 + fits
+        self.primings = self._state("primings", (), 0.0)
         self.weight = self._state("weight", (fits,), 0.0)
         self.mean = self._state("mean", (fits, size), 0.0)
         self.square = self._state("square", (fits, size, size), 0.0)
@@ -80,6 +84,10 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
     def compute_output_shape(self, input_shape: Any) -> Any:
         return input_shape[-1]
 
+    def _numbers(self, inputs: Mapping[str, Tensor], weights: Tensor) -> Tensor:
+        columns = [inputs[feature.field] for feature in self.features]
+        return numbers(self.features, columns, tf.shape(weights)[0], self.variable_dtype)
+
     def _said(self, x: Tensor) -> Tensor:
         """[B, fits]: what each fit says of the error at these numbers."""
         apart = self._apart(x)
@@ -95,7 +103,7 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
     def _deviation(self) -> Tensor:
         deviation = tf.sqrt(tf.maximum(tf.linalg.diag_part(tf.convert_to_tensor(self.square)), 0.0))
         deviation = tf.maximum(deviation, 1e-3 * tf.abs(self.mean) + 1e-6)
-        return tf.where(self.weight[:, None] > 0, deviation, tf.ones_like(deviation))
+        return tf.where(self.primings > 1, deviation, tf.ones_like(deviation))
 
     def _trust(self) -> Tensor:
         """[1 + fits], adding up to 1: first of saying nothing."""
@@ -106,11 +114,18 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
     # ------------------------------------------------------------------ running statistics
 
     def primed(self) -> bool:
-        return True
+        return bool(self.primings.numpy() > 1)
 
     def sums(self, inputs: Mapping[str, Tensor], targets: Mapping[str, Tensor], weights: Tensor) -> Tensor:
-        """Nothing: before the first step there are no predictions to follow."""
-        return tf.zeros(self.sums_size, self.variable_dtype)
+        """Of the very first rows, which nothing has predicted yet, only where the numbers are (as areas of hyperbolic
+        sines), and then how far they are from there (as logarithms): wild values among them hardly move either."""
+        weights = tf.cast(weights, self.variable_dtype)
+        x = self._numbers(inputs, weights)
+        mean = self.mean[-1, :-1]
+        far = tf.math.log(tf.abs(x - mean) + 1e-6 * tf.abs(mean) + 1e-6)
+        summed = tf.reduce_sum(weights[:, None] * tf.where(self.primings < 1, tf.asinh(x), far), axis=0)
+        rest = tf.zeros(self.sums_size - 1 - self.width, self.variable_dtype)
+        return tf.concat([tf.reduce_sum(weights)[None], summed, rest], axis=0)
 
     def follow(
         self,
@@ -124,17 +139,20 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
         each fit]."""
         dtype = self.variable_dtype
         weights = tf.cast(weights, dtype)
-        x = numbers(self.features, [inputs[f.field] for f in self.features], tf.shape(weights)[0], dtype)
+        x = self._numbers(inputs, weights)
         error = tf.cast(targets[self.label], dtype) - tf.cast(outputs[self.label], dtype)
         settled = 1.0 + _SETTLED_ROWS / tf.maximum(self.judged, 1.0)
-        usual = tf.where(self.judged > 0, _MAX_ERROR * settled * self.errors[0], tf.reduce_max(tf.abs(error)) + 1.0)
-        error = tf.clip_by_value(error, -usual, usual)
+        unsure = 1.0 + _UNSURE_ROWS / tf.maximum(self.judged, 1.0)
+        most = tf.where(self.judged > 0, _MAX_ERROR * unsure * self.errors[0], _FAR)
+        error = tf.clip_by_value(error, -most, most)
         said = self._said(x)
         joined = tf.concat([x, error[:, None]], axis=1)
-        bound = tf.where(self.weight[-1] > 0, 10 * _MAX_Z * settled * self._deviation()[-1], joined.dtype.max)
+        wild = tf.where(self.weight[-1] > 0, 10 * _MAX_Z * settled, _WILD) * self._deviation()[-1]
+        bound = tf.concat([wild[:-1], most[None]], axis=0)
         apart = tf.clip_by_value(joined - self.mean[-1], -bound, bound)
         weighed = weights[:, None] * apart
         missed = tf.abs(error[:, None] - tf.concat([tf.zeros_like(error)[:, None], said], axis=1))
+        missed = tf.where(self.judged > 0, missed, tf.math.log(missed + _TINY))
         return tf.concat(
             [
                 tf.reduce_sum(weights)[None],
@@ -146,15 +164,22 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
         )
 
     def absorb(self, reduced: Tensor, *, afresh: bool) -> None:
-        if afresh:
-            return
         size, fits = self.width + 1, len(self.memories)
         reduced = tf.cast(reduced, self.variable_dtype)
         count, first, second, missed = tf.split(reduced, [1, size, size * size, 1 + fits])
         rows = tf.maximum(count[0], _TINY)
         there = first / rows
+        if afresh:
+            self._settle(there, count[0])
+            return
         mean = tf.convert_to_tensor(self.mean)
         square = tf.reshape(second, (size, size)) / rows - there[:, None] * there[None, :]
+        judged = self.judged * tf.exp(-count[0] / _JUDGED_ROWS)
+        usual = (judged * self.errors + missed) / tf.maximum(judged + count[0], _TINY)
+        known = self.judged > 0
+        self.errors.assign(tf.where(known | (count[0] <= 0), usual, tf.exp(missed / rows)))
+        self.judged.assign(tf.where(known, judged + count[0], tf.minimum(count[0], 1.0)))
+        count *= tf.cast(known, count.dtype)  # the first rows tell only how large errors are
         before = self.weight * tf.exp(-count[0] / tf.constant(self.memories, self.variable_dtype))
         total = tf.maximum(before + count[0], _TINY)
         share = (count[0] / total)[:, None]
@@ -164,10 +189,16 @@ class Recent(keras.layers.Layer):  # type: ignore[misc]
         self.square.assign(kept * self.square + share[:, :, None] * (square[None] + kept * crossed))
         self.mean.assign(mean + share * shift)
         self.weight.assign(before + count[0])
-        judged = self.judged * tf.exp(-count[0] / _JUDGED_ROWS)
-        self.errors.assign((judged * self.errors + missed) / tf.maximum(judged + count[0], _TINY))
-        self.judged.assign(judged + count[0])
         self.slope.assign(self._solved())
+
+    def _settle(self, average: Tensor, count: Tensor) -> None:
+        """Takes what a pass over the very first rows found, in its two kinds (`sums`)."""
+        done = tf.where(count > 0, self.primings, 2.0)
+        place = tf.concat([tf.sinh(average[:-1]), tf.zeros(1, average.dtype)], axis=0)
+        self.mean.assign(tf.where(done < 1, tf.tile(place[None], (len(self.memories), 1)), self.mean))
+        far = tf.linalg.diag(tf.exp(2 * average) + tf.zeros((len(self.memories), 1), average.dtype))
+        self.square.assign(tf.where((done > 0) & (done < 2), far, self.square))
+        self.primings.assign_add(tf.cast(count > 0, self.primings.dtype))
 
     def _solved(self) -> Tensor:
         """[fits, D]: ridge regression on standardised numbers."""

@@ -180,7 +180,24 @@ def test_each_loss_can_be_saved_as_keras_and_answers_alike(strategy: Any, tmp_pa
 
     case = LoopCase(strategy, hyper={"loss": loss})
     x = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
-    case.learn({"x": x}, x[:, 0])
+    for _ in range(4):
+        case.learn({"x": x}, x[:, 0])
+    write_keras(case.model, tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(loaded({"x": x}), case.model.keras({"x": x}))
+
+
+@pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept:DeprecationWarning")  # Keras' own
+@pytest.mark.parametrize("classes", [2, 3])
+def test_a_classifier_can_be_saved_as_keras_and_answers_alike(strategy: Any, tmp_path: Path, classes: int) -> None:
+    import keras
+
+    from streamtrain.trainer.checkpoint import write_keras
+
+    case = LoopCase(strategy, labels=[{**BINARY, "classes": classes}])
+    x = np.random.default_rng(0).normal(size=(64, 2)).astype(np.float32)
+    for _ in range(3):
+        case.learn({"x": x}, np.digitize(x[:, 0], [-0.5, 0.5][: classes - 1]).astype(np.int32))
     write_keras(case.model, tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded({"x": x}), case.model.keras({"x": x}))
@@ -196,10 +213,13 @@ def test_vectors_that_are_no_numbers_are_refused_by_name(strategy: Any, dtype: s
     ("hyper", "message", "hint"),
     [
         ({"hiden": [3]}, "no hyper-parameter 'hiden'", "hidden"),
-        ({"hidden": 3}, "hyper: ", "list of numbers"),
+        ({"hidden": 3}, "hyper: ", "lists of numbers"),
         ({"hidden": [0]}, "greater than 0", ""),
         ({"learning_rate": "fast"}, "hyper: ", "numbers"),
         ({"loss": "log"}, "hyper.loss is 'log'", "huber"),
+        ({"recent": ["day"]}, "hyper: ", "lists of numbers"),
+        ({"recent": [0]}, "greater than 0", ""),
+        ({"waves": -1}, "hyper.waves must be a whole number", ""),
     ],
 )
 def test_wrong_hyper_parameters_are_named(strategy: Any, hyper: dict[str, Any], message: str, hint: str) -> None:
