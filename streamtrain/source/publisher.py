@@ -66,7 +66,7 @@ class Publisher:
     """Publishes one source. `start` it, `publish` until something is raised, then `start` it again; `close` it.
 
     may_publish: whether this process holds the lease, asked before a transaction begins and before it is
-    committed. on_published: told of every committed transaction that added records.
+    committed. on_published: told of every committed transaction, also of one with a position alone.
     """
 
     def __init__(
@@ -301,8 +301,7 @@ class Publisher:
 
     def _settle(self, attempt: _Attempt) -> None:
         self._committed = attempt.position
-        if attempt.published.records:
-            self._on_published(attempt.published)
+        self._on_published(attempt.published)  # also a position alone: time has passed without changes
 
     def _count(self, events: Sequence[ChangeEvent], batches: Batches) -> None:
         metrics.SOURCE_EVENTS.labels(self._source).inc(batches.records)

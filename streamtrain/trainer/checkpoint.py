@@ -66,7 +66,10 @@ def restore_state(model: JobModel, path: Path, *, rank: int) -> None:
             hint="features, labels, hyper-parameters, the model's code or the optimizer have changed since it was "
             "saved; undo that, or `streamtrain retrain` the job from scratch",
         )
+    rate = getattr(model.optimizer, "_learning_rate", None)  # a variable, unless it is a schedule
     for name, variable in _variables(model):
+        if variable is rate:
+            continue  # as it is configured now, by a retrain or in the settings: it is nothing that was learned
         value = arrays[name]
         dtype = meta["dtypes"][name]
         variable.assign(value if value.dtype.name == dtype else value.view(np.asarray(variable.numpy()).dtype))

@@ -89,7 +89,7 @@ async def test_a_promoted_retrain_learns_the_gap_and_takes_the_jobs_place(setup:
         await learned(controller, 500)
         await retrains.promote(begun.lineage)
         await until(lambda: controller.status().lineage == begun.lineage)
-        assert retrains.status() == ()
+        await until(lambda: retrains.status() == ())
         setup.offsets.publish(100)
         await learned(controller, 600)
         assert controller.status().hyper == {"width": 8}
@@ -329,7 +329,7 @@ async def test_a_cancelled_retrain_is_gone_with_its_workers(setup: Setup) -> Non
         await until(lambda: bool(only(retrains).workers) and only(retrains).rounds > 0)
         (pid,) = only(retrains).workers
         await retrains.cancel(begun.lineage)
-        assert retrains.status() == ()
+        await until(lambda: retrains.status() == ())
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
         assert controller.status().phase in (Phase.TRAINING, Phase.SAVING)

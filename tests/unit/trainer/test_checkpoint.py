@@ -65,6 +65,16 @@ def test_weights_optimizer_statistics_and_generators_come_back_bit_for_bit(
         assert one.tobytes() == other.tobytes()  # dropout drew the same masks
 
 
+def test_the_learning_rate_is_the_one_that_is_configured_now(strategy: Any, tmp_path: Path) -> None:
+    from streamtrain.trainer.checkpoint import restore_state, state_bytes
+
+    path = tmp_path / "state.npz"
+    path.write_bytes(state_bytes(trained(strategy).model, rank=0))
+    again = LoopCase(strategy, builder=net, optimizer={**ADAM, "learning_rate": 0.5})
+    restore_state(again.model, path, rank=0)
+    assert float(again.model.optimizer.learning_rate.numpy()) == 0.5
+
+
 def test_ranks_draw_masks_of_their_own_before_and_after_a_restore(strategy: Any, tmp_path: Path) -> None:
     from streamtrain.trainer.checkpoint import restore_state, state_bytes
 
