@@ -255,7 +255,12 @@ def retrain(
         str, typer.Option("--from", help="weights: the present ones. scratch: new ones. Or the id of a manifest.")
     ] = "weights",
     since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help="6h ago, or an ISO time. Default: the window's begin.")
+        str | None,
+        typer.Option(
+            "--since",
+            metavar="TIME",
+            help="A duration before now such as 6h, or an ISO time. Default: the window's begin.",
+        ),
     ] = None,
     until: Annotated[str | None, typer.Option("--until", metavar="TIME", help="Default: now.")] = None,
     hyper: Annotated[
