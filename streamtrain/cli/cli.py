@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json as jsonlib
 import sys
+from collections.abc import Callable
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -132,10 +133,7 @@ def init(
         force=force,
     )
     written = run_init(options, clock=SystemClock(), say=lambda text: None if json else _say(text))
-    if json:
-        _print_json(written.document())
-    else:
-        print(summary(written))
+    _show(written.document(), lambda: summary(written))
 
 
 @app.command()
@@ -193,10 +191,7 @@ def check_model(
     from streamtrain.cli import check_command
 
     subject, found = check_command.run(loaded.settings, job=job, file=documents, count=sample)
-    if json:
-        _print_json(check_command.as_json(subject, found))
-    else:
-        print(_state.masked("\n".join(check_command.lines(found))))
+    _show(check_command.as_json(subject, found), lambda: _state.masked("\n".join(check_command.lines(found))))
     _exit(check_command.exit_code(found))
 
 
@@ -207,10 +202,7 @@ def status(config: ConfigOption = None, set_: SetOption = None, json: JsonOption
     from streamtrain.cli import status_text
 
     found = _client(config, set_).status()
-    if json:
-        _print_json(found)
-    else:
-        print(status_text.render(found))
+    _show(found, lambda: status_text.render(found))
 
 
 @app.command()
@@ -223,10 +215,7 @@ def pause(
     """Save what a job has learned and give its workers back, until `resume` or the daemon's next start."""
     _state.json = json
     found = _client(config, set_).pause(job)
-    if json:
-        _print_json(found)
-    else:
-        print(f"{job}: pauses as soon as it has saved; `streamtrain resume {job}` goes on")
+    _show(found, lambda: f"{job}: pauses as soon as it has saved; `streamtrain resume {job}` goes on")
 
 
 @app.command()
@@ -239,10 +228,7 @@ def resume(
     """Go on with a job that is paused, by you or by a failure."""
     _state.json = json
     found = _client(config, set_).resume(job)
-    if json:
-        _print_json(found)
-    else:
-        print(f"{job}: goes on; `streamtrain status` shows it")
+    _show(found, lambda: f"{job}: goes on; `streamtrain status` shows it")
 
 
 @app.command()
@@ -296,14 +282,10 @@ def retrain(
             workers=workers,
             promote=promote,
         )
-        text = "" if json else retrain_command.begun_text(found, promote=promote)
+        _show(found, lambda: retrain_command.begun_text(found, promote=promote))
     else:
         found = retrain_command.act(_client(config, set_), job, lineage, promote=promote, cancel=cancel)
-        text = "" if json else retrain_command.acted_text(job, lineage, found)
-    if json:
-        _print_json(found)
-    else:
-        print(text)
+        _show(found, lambda: retrain_command.acted_text(job, lineage, found))
 
 
 @app.command("config")
@@ -342,10 +324,7 @@ def models_list(
     from streamtrain.cli import models_command
 
     found = models_command.listed(loaded.settings, job)
-    if json:
-        _print_json(found)
-    else:
-        print(models_command.list_text(found))
+    _show(found, lambda: models_command.list_text(found))
 
 
 @models.command("export")
@@ -373,10 +352,7 @@ def models_export(
         savedmodel=format_ is not ExportFormat.KERAS,
         keras=format_ is not ExportFormat.SAVEDMODEL,
     )
-    if json:
-        _print_json(found)
-    else:
-        print(models_command.export_text(found))
+    _show(found, lambda: models_command.export_text(found))
 
 
 @dead_letters.command("list")
@@ -394,10 +370,7 @@ def dead_letters_list(
     from streamtrain.cli import dead_letters_command
 
     found = dead_letters_command.listed(loaded.settings, job, reason=reason, field=field)
-    if json:
-        _print_json(found)
-    else:
-        print(dead_letters_command.list_text(found))
+    _show(found, lambda: dead_letters_command.list_text(found))
 
 
 @dead_letters.command("replay")
@@ -415,10 +388,7 @@ def dead_letters_replay(
     from streamtrain.cli import dead_letters_command
 
     found = dead_letters_command.replay(loaded.settings, job, reason=reason, field=field)
-    if json:
-        _print_json(found)
-    else:
-        print(dead_letters_command.replay_text(found))
+    _show(found, lambda: dead_letters_command.replay_text(found))
 
 
 @sandbox.command("up")
@@ -509,6 +479,14 @@ def _details(error: StreamtrainError, state: _State) -> dict[str, Any]:
 
 def _say(text: str) -> None:
     print(_state.masked(text), file=sys.stderr, flush=True)
+
+
+def _show(found: Any, text: Callable[[], str]) -> None:
+    """What a command has found: as JSON where that was asked for, else as text."""
+    if _state.json:
+        _print_json(found)
+    else:
+        print(text())
 
 
 def _print_json(value: Any) -> None:

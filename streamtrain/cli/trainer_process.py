@@ -15,8 +15,11 @@ from streamtrain.errors import ModelError, StreamtrainError
 _SHOWN_OUTPUT = 1000
 
 
-def ask(module: str, request: str, *, timeout: float, doing: str) -> dict[str, Any]:
-    """The answer of `python -m module` to `request`, which it reads from stdin, as secrets may be in it.
+def ask(
+    module: str, request: str, *, timeout: float, doing: str, done: str = "done", process: str = "the process"
+) -> dict[str, Any]:
+    """The answer of `python -m module` to `request`, which it reads from stdin, as secrets may be in it. doing, done,
+    process: what an error calls the work, its end, and who does it.
 
     An answer {error: {kind, message, hint}} is raised as the error of that kind. Raises ModelError when the process
     ended without one, or took longer than `timeout` seconds: then it was the model's code that did that.
@@ -34,12 +37,12 @@ def ask(module: str, request: str, *, timeout: float, doing: str) -> dict[str, A
         )
     except subprocess.TimeoutExpired as error:
         raise ModelError(
-            f"{doing}: not done within {timeout:g} s",
+            f"{doing}: not {done} within {timeout:g} s",
             hint="does the model download or compute something when it is built?",
         ) from error
     if child.returncode != 0 or not child.stdout:
         raise ModelError(
-            f"{doing}: the process ended with status {child.returncode}",
+            f"{doing}: {process} ended with status {child.returncode}",
             hint=f"its last words: {child.stderr.strip()[-_SHOWN_OUTPUT:]}",
         )
     answer: dict[str, Any] = json.loads(child.stdout)

@@ -4,19 +4,15 @@ servers. It must never change anything: no topic is created, no running daemon i
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from streamtrain.cli.trainer_process import ask
 from streamtrain.config import Job, Settings
 from streamtrain.errors import ModelError, StreamtrainError
 
 MODEL_CHECK_TIMEOUT_S = 180.0
-_SHOWN_OUTPUT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +45,14 @@ def _models(settings: Settings) -> Iterator[Check]:
 
 def build_model(job: Job) -> None:
     """Builds the job's model in a process of its own; raises ModelError."""
-    try:
-        child = subprocess.run(
-            [sys.executable, "-m", "streamtrain.trainer.check"],
-            input=job.model_dump_json(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=MODEL_CHECK_TIMEOUT_S,
-            env={"TF_CPP_MIN_LOG_LEVEL": "3", **os.environ, "CUDA_VISIBLE_DEVICES": ""},
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise ModelError(
-            f"model {job.model!r} of job {job.name}: not built within {MODEL_CHECK_TIMEOUT_S:g} s",
-            hint="does it download or compute something when it is built?",
-        ) from error
-    if child.returncode != 0 or not child.stdout:  # it answers always, unless the model ended it
-        raise ModelError(
-            f"model {job.model!r} of job {job.name}: the process that built it ended with status {child.returncode}",
-            hint=f"its last words: {child.stderr.strip()[-_SHOWN_OUTPUT:]}",
-        )
-    answer = json.loads(child.stdout)
+    answer = ask(
+        "streamtrain.trainer.check",
+        job.model_dump_json(),
+        timeout=MODEL_CHECK_TIMEOUT_S,
+        doing=f"model {job.model!r} of job {job.name}",
+        done="built",
+        process="the process that built it",
+    )
     if answer:
         raise ModelError(f"job {job.name}: {answer['message']}", hint=answer["hint"])
 

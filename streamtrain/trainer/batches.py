@@ -3,15 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from streamtrain.trainer.columns import NUMPY_DTYPES
 from streamtrain.trainer.rows import Column, Rows
-from streamtrain.types import DType, Schema
+from streamtrain.types import Schema
 
 STEPS_PER_CALL = 16
 """Steps that one call of the compiled function runs: bounds the latency of a stop and the memory of a stack."""
@@ -20,17 +21,6 @@ NO_STEP = -1
 
 _WIDTH_BUCKETS = 16
 _MIN_WIDTH_BUCKET = 8
-
-_NUMPY_DTYPES: Mapping[DType, type[np.generic]] = {
-    DType.FLOAT32: np.float32,
-    DType.FLOAT64: np.float64,
-    DType.INT32: np.int32,
-    DType.INT64: np.int64,
-    DType.BOOL: np.bool_,
-    DType.DATETIME: np.int64,
-    DType.STRING: np.object_,
-    DType.BYTES: np.object_,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +107,7 @@ def layout_of(schema: Schema, real: type[np.floating]) -> Layout:
     """One pack per numpy dtype, in order of first appearance."""
     by_dtype: dict[np.dtype[np.generic], list[tuple[str, int | None]]] = {}
     for feature in schema.features:
-        by_dtype.setdefault(np.dtype(_NUMPY_DTYPES[feature.dtype]), []).append((feature.field, feature.width))
+        by_dtype.setdefault(np.dtype(NUMPY_DTYPES[feature.dtype]), []).append((feature.field, feature.width))
     packs = tuple(
         Pack(dtype=dtype, fields=tuple(f for f, _ in columns), lengths=tuple(n for _, n in columns))
         for dtype, columns in by_dtype.items()
