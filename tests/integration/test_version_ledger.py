@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, sleep, time
 from typing import Any
 
 import numpy as np
@@ -201,6 +201,16 @@ def _at_rest(running: Deployment) -> bool:
     return bool(job) and job is not None and job["report"]["rounds"] > 0 and job["report"]["waiting"] == 0
 
 
+def _all_learned(running: Deployment, written_ms: float) -> bool:
+    """Whether everything is learned that was written before: a daemon that is drained leaves its backlog to the next,
+    and what has not come from MongoDB yet is in nobody's backlog."""
+    status = running.status()
+    if status is None or not _at_rest(running):
+        return False
+    through = status["sources"]["ledger"]["last_event_ms"]
+    return through is not None and through >= written_ms and status["jobs"]["ledger"]["backlog"] == 0
+
+
 def _times_learned(uri: str) -> tuple[np.ndarray[Any, Any], Manifest]:
     with pymongo.MongoClient[dict[str, Any]](uri) as client:
         database = client["streamtrain"]
@@ -256,6 +266,10 @@ def test_every_version_is_learned_as_often_as_it_should_whatever_is_killed(deplo
     writer.stop.set()
     writer.join(timeout=30)
     assert writer.error is None, writer.error
+    with pymongo.MongoClient[dict[str, Any]](uri, w="majority") as client:
+        last_ms = time() * 1000
+        client["ledger"]["documents"].insert_one({"_id": "last", "slot": TICKER, **LABEL})
+    wait_until(lambda: _all_learned(running, last_ms), timeout=60, what=f"the last versions to be learned; {happened}")
     assert running.drain() == 0, running.log_file.read_text()[-4000:]
 
     times, manifest = _times_learned(uri)
