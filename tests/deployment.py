@@ -19,6 +19,9 @@ from typing import Any, TypeVar
 import psutil
 import yaml
 
+from streamtrain.config import Kafka
+from streamtrain.sandbox.kafka_broker import free_ports
+
 T = TypeVar("T")
 POLL_SECONDS = 0.05
 
@@ -31,6 +34,21 @@ def wait_until(condition: Callable[[], T], *, timeout: float, what: str) -> T:
             raise AssertionError(f"waited {timeout:.0f} s in vain for {what}")
         sleep(POLL_SECONDS)
     return value
+
+
+def one_job(
+    kafka: Kafka, uri: str, *, database: str, partitions: int, job: dict[str, Any], collection: str = "documents"
+) -> dict[str, Any]:
+    """Settings of one job, that learns from the collection through a source of the job's name."""
+    name = job["name"]
+    return {
+        "kafka": {"bootstrap_servers": kafka.bootstrap_servers, "topic_prefix": kafka.topic_prefix},
+        "admin": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
+        "sources": [
+            {"name": name, "uri": uri, "database": database, "collection": collection, "partitions": partitions}
+        ],
+        "jobs": [{**job, "source": name}],
+    }
 
 
 class Deployment:

@@ -14,9 +14,8 @@ import pymongo
 import pytest
 
 from streamtrain import config
-from streamtrain.sandbox.kafka_broker import free_ports
 from streamtrain.sandbox.mongo_server import MongoProcess
-from tests.deployment import Deployment, wait_until
+from tests.deployment import Deployment, one_job, wait_until
 
 # From a loss to training again: found, killed, the next generation has imported TensorFlow, formed and learned.
 WAIT_SECONDS = 30.0
@@ -47,26 +46,19 @@ def deployment(
     with pymongo.MongoClient[dict[str, Any]](mongo.uri) as client:
         client["loss"].create_collection("documents")
     running = Deployment(
-        config={
-            "kafka": {
-                "bootstrap_servers": kafka_config.bootstrap_servers,
-                "topic_prefix": kafka_config.topic_prefix,
+        config=one_job(
+            kafka_config,
+            mongo.uri,
+            database="loss",
+            partitions=4,
+            job={
+                "name": "loss",
+                "features": [{"field": "x", "dtype": "float32"}],
+                "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
+                "checkpoint": {"every": "1s"},
+                "workers": {"min": 2},
             },
-            "admin": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
-            "sources": [
-                {"name": "loss", "uri": mongo.uri, "database": "loss", "collection": "documents", "partitions": 4}
-            ],
-            "jobs": [
-                {
-                    "name": "loss",
-                    "source": "loss",
-                    "features": [{"field": "x", "dtype": "float32"}],
-                    "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
-                    "checkpoint": {"every": "1s"},
-                    "workers": {"min": 2},
-                }
-            ],
-        },
+        ),
         folder=tmp_path,
         python_path=Path(__file__).parents[2],
     )

@@ -15,9 +15,8 @@ import pytest
 
 from streamtrain import config
 from streamtrain.errors import EXIT_OK
-from streamtrain.sandbox.kafka_broker import free_ports
 from streamtrain.sandbox.mongo_server import MongoProcess
-from tests.deployment import Deployment, wait_until
+from tests.deployment import Deployment, one_job, wait_until
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.xdist_group("daemon")]
 
@@ -67,25 +66,19 @@ class Faulty:
 def faulty(kafka_config: config.Kafka, mongo_process: Callable[..., MongoProcess], tmp_path: Path) -> Iterator[Faulty]:
     mongo = mongo_process(data_file=tmp_path / "mongo.data")
     deployment = Deployment(
-        config={
-            "kafka": {
-                "bootstrap_servers": kafka_config.bootstrap_servers,
-                "topic_prefix": kafka_config.topic_prefix,
+        config=one_job(
+            kafka_config,
+            mongo.uri,
+            database="shop",
+            partitions=2,
+            collection="orders",
+            job={
+                "name": "orders",
+                "features": [{"field": "x", "dtype": "float32"}],
+                "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
+                "checkpoint": {"every": "500ms"},
             },
-            "admin": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
-            "sources": [
-                {"name": "orders", "uri": mongo.uri, "database": "shop", "collection": "orders", "partitions": 2}
-            ],
-            "jobs": [
-                {
-                    "name": "orders",
-                    "source": "orders",
-                    "features": [{"field": "x", "dtype": "float32"}],
-                    "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
-                    "checkpoint": {"every": "500ms"},
-                }
-            ],
-        },
+        ),
         folder=tmp_path,
         python_path=Path(__file__).parents[2],
     )

@@ -17,10 +17,9 @@ import pytest
 from streamtrain import config
 from streamtrain.artifacts import GridFSStore
 from streamtrain.registry.manifests import from_stored
-from streamtrain.sandbox.kafka_broker import free_ports
 from streamtrain.sandbox.mongo_server import MongoProcess
 from streamtrain.types import Manifest
-from tests.deployment import Deployment, wait_until
+from tests.deployment import Deployment, one_job, wait_until
 
 DOCUMENTS = 50_000
 KILLS = 7
@@ -64,30 +63,23 @@ def deployment(
     mongo = mongo_process(data_file=tmp_path / "mongo.data")
     with pymongo.MongoClient[dict[str, Any]](mongo.uri) as client:
         client["ledger"].create_collection("documents")
-    settings = {
-        "kafka": {
-            "bootstrap_servers": apache_kafka_config.bootstrap_servers,
-            "topic_prefix": apache_kafka_config.topic_prefix,
+    settings = one_job(
+        apache_kafka_config,
+        mongo.uri,
+        database="ledger",
+        partitions=8,
+        job={
+            "name": "ledger",
+            "features": [{"field": "slot", "dtype": "int32"}],
+            "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
+            "model": "tests.ledger_model:build",
+            "hyper": {"slots": DOCUMENTS},
+            "loss_reduction": "sum",
+            "round": {"replay_ratio": 0},
+            "checkpoint": {"every": "2s"},
+            "workers": {"min": 2},
         },
-        "admin": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
-        "sources": [
-            {"name": "ledger", "uri": mongo.uri, "database": "ledger", "collection": "documents", "partitions": 8}
-        ],
-        "jobs": [
-            {
-                "name": "ledger",
-                "source": "ledger",
-                "features": [{"field": "slot", "dtype": "int32"}],
-                "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
-                "model": "tests.ledger_model:build",
-                "hyper": {"slots": DOCUMENTS},
-                "loss_reduction": "sum",
-                "round": {"replay_ratio": 0},
-                "checkpoint": {"every": "2s"},
-                "workers": {"min": 2},
-            }
-        ],
-    }
+    )
     running = Deployment(config=settings, folder=tmp_path, python_path=Path(__file__).parents[2])
     yield running, mongo.uri
     running.stop()

@@ -14,9 +14,8 @@ from aiokafka import AIOKafkaConsumer
 
 from streamtrain import config
 from streamtrain.kafka import topics
-from streamtrain.sandbox.kafka_broker import free_ports
 from streamtrain.sandbox.mongo_server import MongoProcess
-from tests.deployment import Deployment, wait_until
+from tests.deployment import Deployment, one_job, wait_until
 
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -33,28 +32,21 @@ def deployment(
     with pymongo.MongoClient[dict[str, Any]](mongo.uri) as client:
         client["table"].create_collection("documents")
     running = Deployment(
-        config={
-            "kafka": {
-                "bootstrap_servers": kafka_config.bootstrap_servers,
-                "topic_prefix": kafka_config.topic_prefix,
+        config=one_job(
+            kafka_config,
+            mongo.uri,
+            database="table",
+            partitions=4,
+            job={
+                "name": "table",
+                "features": [{"field": "x", "dtype": "float32"}, {"field": "n", "dtype": "int32"}],
+                "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
+                "model": "small_models:table",
+                "round": {"batch_size": 16},
+                "checkpoint": {"every": "1s"},
+                "workers": {"min": 2},
             },
-            "admin": {"listen": f"127.0.0.1:{free_ports(1)[0]}"},
-            "sources": [
-                {"name": "table", "uri": mongo.uri, "database": "table", "collection": "documents", "partitions": 4}
-            ],
-            "jobs": [
-                {
-                    "name": "table",
-                    "source": "table",
-                    "features": [{"field": "x", "dtype": "float32"}, {"field": "n", "dtype": "int32"}],
-                    "labels": [{"field": "y", "dtype": "float32", "task": "regression"}],
-                    "model": "small_models:table",
-                    "round": {"batch_size": 16},
-                    "checkpoint": {"every": "1s"},
-                    "workers": {"min": 2},
-                }
-            ],
-        },
+        ),
         folder=tmp_path,
         python_path=Path(__file__).parent,
     )
